@@ -1,0 +1,29 @@
+# `make run` and `make test` set up everything they need on a fresh machine.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: run test test-slow lint clean
+run: $(STAMP)            ## the main job: the embedded reference beside the embedded accelerated path
+	$(BIN)/day0check run
+
+test: $(STAMP)           ## the tests that CI runs
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal
+
+test-slow: $(STAMP)      ## the proofs that take minutes
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check . && $(BIN)/ruff check .
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info reports/*/

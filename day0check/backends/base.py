@@ -1,0 +1,54 @@
+"""What a backend is: five methods, duck-typed, so that a vendor's file needs to import nothing of ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from day0check.types import Outputs, Request, Schedule
+
+if TYPE_CHECKING:
+    import torch
+
+    from day0check.probe.recorder import Recorder
+    from day0check.probe.registry import Operators
+
+CAPABILITIES = frozenset(
+    {
+        "taps",  # operator calls go through the recorder
+        "operators",  # --ops can replace its operators
+        "chunk",
+        "batch",
+        "preempt",
+        "prefix",
+        "abort",
+        "images",
+        "logprobs",
+        "forced_tokens",
+        "rank_taps",
+        "pools",
+    }
+)
+
+
+class Pools(Protocol):
+    def read(self, layer: int, kind: str, request: str, positions: list[int]) -> torch.Tensor:
+        """Logical rows of a cache: [positions, width]. `kind`: "kv", "index", "conv", "kda"."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One way to run a model. Made without arguments (`NAME()` of FILE.py:NAME), then `load`ed once."""
+
+    def capabilities(self) -> set[str]: ...
+
+    def operators(self) -> Operators | None:
+        """The table that `--ops` is laid over, before `load`; None when its operators cannot be replaced."""
+
+    def load(self, model_dir: str, profile: str, device: str, layout: dict[str, Any]) -> None:
+        """`layout`: {"page": 64, "max_batch": 8, ...}. Raises Unavailable (or any error) when it cannot."""
+
+    def run(self, requests: tuple[Request, ...], schedule: Schedule, recorder: Recorder) -> Outputs: ...
+
+    def pools(self) -> Pools | None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,12 @@
+"""The contracts of the operators, one file per family. `CONTRACTS[name]` is public API, as the names are.
+
+Torch is imported only by the functions that need it: `day0check list` reads this room without torch.
+"""
+
+from day0check.contracts import batch, cache, dsa, kda, load, mla, moe, output, spine, vision
+from day0check.contracts.contract import Arg, Contract, Cost, Form, Result
+
+FAMILIES = (load, batch, vision, spine, mla, dsa, cache, kda, moe, output)
+CONTRACTS: dict[str, Contract] = {c.name: c for family in FAMILIES for c in family.CONTRACTS}
+
+__all__ = ["CONTRACTS", "FAMILIES", "Arg", "Contract", "Cost", "Form", "Result"]

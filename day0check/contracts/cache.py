@@ -1,0 +1,71 @@
+"""Caches. A pool is [pages, page, width]; slot = page_of(table) * page + offset. State pools are [slots, ...]."""
+
+from day0check.contracts.contract import OWNER, Arg, Contract, Result, batch, pool, rows, static
+
+_TABLE = Arg("table", "batch", "batch pages", "int64")
+_GATHER = (pool("pool", "pages page width"), _TABLE, OWNER, rows("indices", "rows k", "int32"))
+
+
+def _write(name: str, what: str) -> Contract:
+    return Contract(
+        name,
+        "move",
+        f"writes {what} rows into their slots; slot -1 writes nothing",
+        (pool("pool", "pages page width"), rows("value", "rows width"), rows("slots", "rows", "int64")),
+        (),
+        "reference.cache:write",
+        mutates=("pool",),
+        after="reference.cache:written",
+        hard_inputs=("plain", "page_edge", "last_page", "padding_slot"),
+    )
+
+
+def _gather(name: str, what: str) -> Contract:
+    return Contract(
+        name,
+        "move",
+        f"{what} rows at logical positions `indices` of the row's request; index -1 gives zeros",
+        _GATHER,
+        (Result("y", "rows k width"),),
+        "reference.cache:gather",
+        hard_inputs=("plain", "page_edge", "last_page", "all_minus_one", "shuffled_table"),
+    )
+
+
+CONTRACTS = (
+    Contract(
+        "kv.slots",
+        "exact",
+        "flat slot of each row's position through the page table; -1 for a padding row (owner -1)",
+        (_TABLE, OWNER, rows("positions", "rows", "int64"), static("page")),
+        (Result("slots", "rows", "int64"),),
+        "reference.cache:slots",
+        hard_inputs=("plain", "page_edge", "last_page", "padding_row"),
+    ),
+    _write("kv.write", "latent"),
+    _gather("kv.gather", "latent"),
+    _write("index.write", "index-key"),
+    _gather("index.gather", "index-key"),
+    Contract(
+        "state.load",
+        "move",
+        "state of each request from its slot; slot -1 gives a fresh (zero) state",
+        (pool("pool", "slots ...", "any"), batch("slots", "batch", "int64")),
+        (Result("state", "batch ...", "any", rows="batch"),),
+        "reference.cache:state_load",
+        hard_inputs=("plain", "fresh"),
+        sites=("conv", "kda"),
+    ),
+    Contract(
+        "state.store",
+        "move",
+        "writes the state of each request into its slot",
+        (pool("pool", "slots ...", "any"), batch("value", "batch ...", "any"), batch("slots", "batch", "int64")),
+        (),
+        "reference.cache:state_store",
+        mutates=("pool",),
+        after="reference.cache:state_stored",
+        hard_inputs=("plain",),
+        sites=("conv", "kda"),
+    ),
+)

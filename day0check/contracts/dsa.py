@@ -1,0 +1,93 @@
+"""DeepSeek sparse attention: HI index heads of dim dI, n keys (or pools), k selected, d = c + dr, P tokens per pool."""
+
+from day0check.contracts.contract import OWNER, Arg, Contract, Form, Result, batch, linear, rows, shared, static
+
+CONTRACTS = (
+    linear("dsa.index_query", "index queries from the normed query latent"),
+    Contract(
+        "dsa.index_weights",
+        "compute",
+        "weight of each index head, (x W) HI^-1/2, float32",
+        (rows("x", "rows D"), shared("weight", "HI D")),
+        (Result("y", "rows HI", "float32"),),
+        "reference.attention:index_weights",
+        points=("out",),
+        hard_inputs=("plain", "outlier_channel"),
+    ),
+    Contract(
+        "dsa.index_key",
+        "compute",
+        "index key: LayerNorm(x W) with weight and bias",
+        (
+            rows("x", "rows D"),
+            shared("weight", "dI D"),
+            shared("norm_weight", "dI"),
+            shared("norm_bias", "dI"),
+            static("eps"),
+        ),
+        (Result("y", "rows dI"),),
+        "reference.attention:index_key",
+        points=("projected", "out"),
+        hard_inputs=("plain", "outlier_channel"),
+    ),
+    Contract(
+        "dsa.pool_key",
+        "compute",
+        "k-pool key: per channel, softmax over P tokens of (gate + ape) weighting the index keys",
+        (rows("keys", "pools P dI"), rows("gates", "pools P dI"), shared("ape", "P dI")),
+        (Result("y", "pools dI", rows=""),),
+        "reference.attention:pool_key",
+        points=("out",),
+        hard_inputs=("plain",),
+    ),
+    Contract(
+        "dsa.score",
+        "compute",
+        "index scores sum_h w_h scale ReLU(q_h . k), float32, of every key of the row's request, visible or not",
+        (
+            rows("q", "rows HI dI"),
+            rows("weights", "rows HI", "float32"),
+            batch("keys", "batch n dI"),
+            OWNER,
+            static("scale"),
+        ),
+        (Result("scores", "rows n", "float32"),),
+        "reference.attention:index_scores",
+        points=("out",),
+        hard_inputs=("plain", "all_negative", "negative_weights", "page_edge", "ragged"),
+    ),
+    Contract(
+        "dsa.select",
+        "choose",
+        "the k best of the first `visible` scores of each row, int32, -1 = none in any place",
+        (
+            rows("scores", "rows n", "float32"),
+            static("k"),
+            Arg("visible", "rows", "rows", "int64"),
+            static("threshold", optional=True),
+        ),
+        (Result("indices", "rows k", "int32"),),
+        "reference.attention:select",
+        ties="among equal scores the lower index wins; the order of the result is free",
+        hard_inputs=("plain", "ties", "plateau_of_zeros", "fewer_than_k", "no_key", "exactly_k", "one_over_k", "clustered"),
+        net=True,
+    ),
+    Contract(
+        "dsa.attention",
+        "compute",
+        "attention of each row on its own selected keys; values are the first `value_width` columns of a key; "
+        "rows without a valid key give zeros",
+        (
+            rows("q", "rows H d"),
+            rows("keys", "rows k d"),
+            rows("valid", "rows k", "bool"),
+            static("value_width"),
+            static("scale"),
+        ),
+        (Result("y", "rows H value_width"),),
+        "reference.attention:sparse_attention",
+        points=("s", "p", "out"),
+        forms=(Form("flash", ("p", "out")), Form("eager", ("s", "p", "out")), Form("float32_p", ("out",))),
+        hard_inputs=("plain", "sharp", "one_key", "no_key", "leading_invalid", "outlier_channel"),
+    ),
+)

@@ -1,0 +1,135 @@
+"""The recorder: sees every operator call of a candidate, in order, with the row map of its step.
+
+A backend makes its calls through `Caller`:
+
+    at = caller.at("layers.03")
+    y = at("norm.rms", x, weight=w, eps=1e-5, site="input")          # tap layers.03.norm.rms.input
+
+The recorder adds what a call cannot know (phase, step, execution order) and shows it to its observers before and
+after. Observers are the modes: the judge (given by the runner; replays in this process), `capture.Capture` (bytes of
+chosen taps to disk) and `capture.Digests`. Standard library + torch >= 2.1, Python >= 3.9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from .registry import Function, Operators
+from .rows import RowMap
+
+NO_ROWS = RowMap((), (), ())
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator call as it is about to happen. `args` and `kwargs` are the candidate's own objects, not copies."""
+
+    place: str  # "layers.03", "vision.blocks.01", "vision" or ""
+    operator: str
+    site: str
+    phase: str
+    step: int
+    order: int  # execution index within the case
+    rows: RowMap  # of the first argument's rows
+    args: Tuple[Any, ...]
+    kwargs: Dict[str, Any]
+
+    @property
+    def tap(self) -> str:
+        return ".".join(part for part in (self.place, self.operator, self.site) if part)
+
+    @property
+    def layer(self) -> Optional[int]:
+        return int(self.place[len("layers.") :]) if self.place.startswith("layers.") else None
+
+
+class Observer:
+    """Sees calls. `before` may copy what the call could overwrite; what it returns is handed to `after`."""
+
+    def before(self, call: Call) -> Any:
+        return None
+
+    def after(self, call: Call, token: Any, results: Tuple[Any, ...]) -> None:
+        pass
+
+    def end_step(self, step: int) -> None:
+        pass
+
+    def end_case(self) -> None:
+        pass
+
+
+class Recorder:
+    """Hands every call to the observers. Without observers a call costs one function call."""
+
+    def __init__(self, observers: Sequence[Observer] = (), heartbeat: Optional[Any] = None) -> None:
+        self.observers: List[Observer] = list(observers)
+        self.heartbeat = heartbeat  # `.beat(tap, phase, step)`: where an abort happened is read from it
+        self.phase, self.rows, self.order, self.current_step = "start", NO_ROWS, 0, 0
+
+    @contextlib.contextmanager
+    def step(self, phase: str, rows: RowMap, step: int) -> Iterator[None]:
+        """All calls inside belong to this step. Steps do not nest."""
+        self.phase, self.rows, self.current_step = phase, rows, step
+        yield
+        for observer in self.observers:
+            observer.end_step(step)
+
+    def end_case(self) -> None:
+        for observer in self.observers:
+            observer.end_case()
+
+    def call(
+        self,
+        place: str,
+        operator: str,
+        function: Function,
+        args: Tuple[Any, ...],
+        kwargs: Dict[str, Any],
+        site: str = "",
+        row_map: Optional[RowMap] = None,
+    ) -> Any:
+        if not self.observers and self.heartbeat is None:
+            return function(*args, **kwargs)
+        rows = self.rows if row_map is None else row_map
+        call = Call(place, operator, site, self.phase, self.current_step, self.order, rows, args, kwargs)
+        self.order += 1
+        if self.heartbeat is not None:
+            self.heartbeat.beat(call.tap, call.phase, call.step)
+        tokens = [observer.before(call) for observer in self.observers]
+        result = function(*args, **kwargs)
+        results = result if isinstance(result, tuple) else (() if result is None else (result,))
+        for observer, token in zip(self.observers, tokens):
+            observer.after(call, token, results)
+        return result
+
+
+class Caller:
+    """Calls operators by name: looks the implementation up for the present phase, and goes through the recorder."""
+
+    def __init__(self, operators: Operators, recorder: Optional[Recorder] = None) -> None:
+        self.operators = operators
+        self.recorder = recorder if recorder is not None else Recorder()
+
+    def at(self, place: str) -> "Here":
+        return Here(self, place)
+
+    def covers(self, operator: str) -> Tuple[str, ...]:
+        return self.operators.covers(operator, self.recorder.phase)
+
+
+@dataclass(frozen=True)
+class Here:
+    """The caller at one place of the model: `here(operator, first, site=..., row_map=..., **keywords)`."""
+
+    caller: Caller
+    place: str
+
+    def __call__(
+        self, operator: str, *args: Any, site: str = "", row_map: Optional[RowMap] = None, **kwargs: Any
+    ) -> Any:
+        recorder = self.caller.recorder
+        function = self.caller.operators.get(operator, recorder.phase)
+        return recorder.call(self.place, operator, function, args, kwargs, site, row_map)

@@ -1,0 +1,195 @@
+"""ModelConfig: every part of the composition is an independent switch. Readers turn an HF config.json into one.
+
+Standard library only, so that the command line can plan without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+LayerKind = Literal["kda", "mla", "dsa", "dsa_shared"]
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """Long-context scaling of RoPE (Peng et al. 2023; DeepSeek-V3.2 config `rope_scaling`)."""
+
+    factor: float
+    original_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 1.0
+
+
+@dataclass(frozen=True)
+class Rope:
+    """`layout`: "half" rotates pairs (i, i+d/2), "interleaved" pairs (2i, 2i+1), "none" leaves the dims as they are."""
+
+    layout: Literal["none", "half", "interleaved"] = "none"
+    theta: float = 10000.0
+    yarn: Yarn | None = None
+
+
+@dataclass(frozen=True)
+class Mla:
+    """Multi-head latent attention. The `rope` dims exist and count in the softmax scale even when nothing is rotated."""
+
+    heads: int
+    kv_lora: int
+    nope: int
+    rope: int
+    v: int
+    q_lora: int | None = None  # None: queries are projected from the hidden state directly
+    gate: bool = False  # sigmoid output gate
+    latent_eps: float = 1e-6  # of q_a_layernorm and kv_a_layernorm, not rms_norm_eps: see model.md 2.1
+
+
+@dataclass(frozen=True)
+class Index:
+    """Lightning indexer. `select` "topk" keeps the k best, "threshold" every visible key that scores at least
+    `threshold` up to the k best. `pool` > 1 scores pools of that many tokens (GLM-5.3)."""
+
+    heads: int
+    dim: int
+    topk: int
+    rope: int = 0  # the first `rope` dims are rotated
+    rope_layout: Literal["none", "half", "interleaved"] = "half"
+    key_norm_eps: float = 1e-6
+    select: Literal["topk", "threshold"] = "topk"
+    threshold: float = 0.0
+    pool: int = 1
+    pool_tail: bool = True
+
+
+@dataclass(frozen=True)
+class Kda:
+    """Kimi delta attention. `gate_lower_bound` set: g = bound * sigmoid(A f); None: g = -A softplus(f)."""
+
+    heads: int
+    dim: int
+    conv: int = 4
+    gate_lower_bound: float | None = None
+    full_rank_gate: bool = True  # output gate x Wg; else (x Wga) Wgb of rank `rank`
+    rank: int = 16  # of the decay projection f = (x Wfa) Wfb and of a low-rank output gate
+    chunk: int = 64
+    l2_eps: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Activation:
+    """"silu": silu(g) u. "situ": beta tanh(g/beta) sigmoid(g) * linear_beta tanh(u/linear_beta).
+    "clamped": silu(min(g, limit)) * clamp(u, -limit, limit)."""
+
+    kind: Literal["silu", "situ", "clamped"] = "silu"
+    beta: float = 1.0
+    linear_beta: float | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Moe:
+    experts: int
+    topk: int
+    width: int
+    shared_width: int
+    groups: int = 1
+    kept_groups: int = 1
+    renormalise: bool = True
+    scale: float = 1.0
+    scoring: Literal["sigmoid", "softmax"] = "sigmoid"
+    latent: int | None = None  # routed experts work in a latent of this width (K3)
+    latent_norm: bool = False  # RMSNorm after the weighted sum
+    first_dense: int = 0
+    frequency: int = 1
+    packed: Literal["none", "mxfp4"] = "none"
+
+
+@dataclass(frozen=True)
+class Residual:
+    """"plain": x + f(norm x). "attention": Block Attention Residuals, blocks of `block` decoder layers.
+    "mhc": `streams` residual streams with Sinkhorn mixing."""
+
+    kind: Literal["plain", "attention", "mhc"] = "plain"
+    block: int = 12
+    streams: int = 4
+    sinkhorn: int = 20
+    hc_eps: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Vision:
+    hidden: int
+    layers: int
+    heads: int
+    head_dim: int
+    mlp: int
+    patch: int = 14
+    merge: int = 2
+    table: tuple[int, int] = (64, 64)  # learned position table, height x width
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    norm: Literal["rms", "layer"] = "rms"
+    eps: float = 2.0**-23  # upstream leaves it to torch; see model.md 2.9
+    bias: bool = False
+    projector_pre_norm: bool = False
+    projector_eps: float = 1e-5
+    patch_limit: int = 65536
+    side_limit: int = 512  # patches per side
+    image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Special token ids; -1 where the model has none."""
+
+    bos: int = -1
+    eos: int = -1
+    pad: int = -1
+    media_pad: int = -1
+    media_begin: int = -1
+    media_content: int = -1
+    media_end: int = -1
+    user: int = -1
+    assistant: int = -1
+    end_of_turn: int = -1
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str
+    hidden: int
+    layers: tuple[LayerKind, ...]
+    vocab: int
+    max_positions: int
+    mlp_width: int  # of the dense layers
+    mla: Mla | None = None
+    index: Index | None = None
+    kda: Kda | None = None
+    moe: Moe | None = None
+    vision: Vision | None = None
+    residual: Residual = Residual()
+    activation: Activation = Activation()
+    rope: Rope = Rope()
+    eps: float = 1e-5
+    tied_head: bool = False
+    tokens: Tokens = field(default_factory=Tokens)
+
+    def is_moe(self, layer: int) -> bool:
+        m = self.moe
+        return m is not None and layer >= m.first_dense and layer % m.frequency == 0
+
+    def layer_class(self, layer: int) -> str:
+        """Attention kind and feed-forward kind of a decoder layer, e.g. "dsa+moe": the class that findings share."""
+        return f"{self.layers[layer]}+{'moe' if self.is_moe(layer) else 'dense'}"
+
+    def softmax_scale(self) -> float:
+        """Scale of attention scores: (nope + rope)^-1/2, times mscale^2 under YaRN beyond the original context."""
+        import math
+
+        scale = (self.mla.nope + self.mla.rope) ** -0.5
+        yarn = self.rope.yarn
+        if yarn is not None and yarn.factor > 1 and yarn.mscale_all_dim:
+            scale *= (0.1 * yarn.mscale_all_dim * math.log(yarn.factor) + 1.0) ** 2
+        return scale
