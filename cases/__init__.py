@@ -1,0 +1,1 @@
+"""The cases that day0check ships: TOML files by subject, and under `data/` the texts that they read."""
