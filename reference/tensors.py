@@ -1,0 +1,194 @@
+"""Which tensors a model has: canonical name -> shape and stored dtype, from its ModelConfig. Standard library only.
+
+Canonical names are those of the released Kimi K3 checkpoint without `language_model.model.` or `language_model.`.
+Shapes: model.md 4. Every linear weight is [out, in].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reference.config import ModelConfig
+
+_TOP_LEVEL = ("vision_tower.", "mm_projector.")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a checkpoint holds under one name. `dtype` as torch spells it, without "torch."."""
+
+    shape: tuple[int, ...]
+    dtype: str = "bfloat16"
+
+
+def stored_name(name: str) -> str:
+    """The name under which the released checkpoint stores canonical `name`."""
+    if name.startswith(_TOP_LEVEL):
+        return name
+    return f"language_model.{name}" if name == "lm_head.weight" else f"language_model.model.{name}"
+
+
+def canonical_name(stored: str) -> str:
+    """The inverse of `stored_name`; a name without a known prefix stays as it is."""
+    return stored.removeprefix("language_model.").removeprefix("model.")
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, Stored]:
+    """Every tensor of the model, in the order of the forward pass."""
+    c = config
+    table = {"embed_tokens.weight": Stored((c.vocab, c.hidden))}
+    for layer in range(len(c.layers)):
+        parts = {"input_layernorm.weight": Stored((c.hidden,)), "post_attention_layernorm.weight": Stored((c.hidden,))}
+        parts |= _residual(c)
+        parts |= {f"self_attn.{k}": v for k, v in (_kda(c) if c.layers[layer] == "kda" else _mla(c, layer)).items()}
+        parts |= _moe(c) if c.is_moe(layer) else _mlp(c.hidden, c.mlp_width, "mlp")
+        table |= {f"layers.{layer}.{k}": v for k, v in parts.items()}
+    if c.residual.kind == "attention":
+        table |= {
+            "output_attn_res_norm.weight": Stored((c.hidden,)),
+            "output_attn_res_proj.weight": Stored((1, c.hidden)),
+        }
+    table["norm.weight"] = Stored((c.hidden,))
+    if not c.tied_head:
+        table["lm_head.weight"] = Stored((c.vocab, c.hidden))
+    return table | _vision(c)
+
+
+def _residual(c: ModelConfig) -> dict[str, Stored]:
+    if c.residual.kind == "attention":
+        return {
+            f"{part}_res_{what}.weight": Stored(shape)
+            for part in ("self_attention", "mlp")
+            for what, shape in (("norm", (c.hidden,)), ("proj", (1, c.hidden)))
+        }
+    if c.residual.kind == "mhc":
+        n = c.residual.streams
+        return {
+            f"hc_{part}_{what}": stored
+            for part in ("attn", "ffn")
+            for what, stored in (
+                ("fn", Stored((n * (2 + n), n * c.hidden))),
+                ("base", Stored((n * (2 + n),), "float32")),
+                ("scale", Stored((3,), "float32")),
+            )
+        }
+    return {}
+
+
+def _kda(c: ModelConfig) -> dict[str, Stored]:
+    k, d = c.kda, c.hidden
+    width = k.heads * k.dim
+    table = {f"{x}_proj.weight": Stored((width, d)) for x in "qkv"}
+    table |= {f"{x}_conv1d.weight": Stored((width, 1, k.conv), "float32") for x in "qkv"}
+    table |= {
+        "f_a_proj.weight": Stored((k.rank, d)),
+        "f_b_proj.weight": Stored((width, k.rank)),
+        "A_log": Stored((k.heads,), "float32"),
+        "dt_bias": Stored((width,), "float32"),
+        "b_proj.weight": Stored((k.heads, d)),
+    }
+    if k.full_rank_gate:
+        table["g_proj.weight"] = Stored((width, d))
+    else:
+        table |= {"g_a_proj.weight": Stored((k.rank, d)), "g_b_proj.weight": Stored((width, k.rank))}
+    return table | {"o_norm.weight": Stored((k.dim,), "float32"), "o_proj.weight": Stored((d, width))}
+
+
+def _mla(c: ModelConfig, layer: int) -> dict[str, Stored]:
+    m, d = c.mla, c.hidden
+    query = m.heads * (m.nope + m.rope)
+    table = {}
+    if m.q_lora is None:
+        table["q_proj.weight"] = Stored((query, d))
+    else:
+        table["q_a_proj.weight"] = Stored((m.q_lora, d))
+        table["q_a_layernorm.weight"] = Stored((m.q_lora,))
+        table["q_b_proj.weight"] = Stored((query, m.q_lora))
+    table |= {
+        "kv_a_proj_with_mqa.weight": Stored((m.kv_lora + m.rope, d)),
+        "kv_a_layernorm.weight": Stored((m.kv_lora,)),
+        "kv_b_proj.weight": Stored((m.heads * (m.nope + m.v), m.kv_lora)),
+    }
+    if c.layers[layer] == "dsa":
+        i = c.index
+        table |= {
+            "indexer.wq_b.weight": Stored((i.heads * i.dim, m.q_lora)),
+            "indexer.wk.weight": Stored((i.dim, d)),
+            "indexer.k_norm.weight": Stored((i.dim,)),
+            "indexer.k_norm.bias": Stored((i.dim,)),
+            "indexer.weights_proj.weight": Stored((i.heads, d)),
+        }
+    if m.gate:
+        table["g_proj.weight"] = Stored((m.heads * m.v, d))
+    return table | {"o_proj.weight": Stored((d, m.heads * m.v))}
+
+
+def _mlp(hidden: int, width: int, prefix: str) -> dict[str, Stored]:
+    return {
+        f"{prefix}.gate_proj.weight": Stored((width, hidden)),
+        f"{prefix}.up_proj.weight": Stored((width, hidden)),
+        f"{prefix}.down_proj.weight": Stored((hidden, width)),
+    }
+
+
+def _moe(c: ModelConfig) -> dict[str, Stored]:
+    m, d = c.moe, c.hidden
+    inner = m.latent or d
+    table = {
+        "gate.weight": Stored((m.experts, d)),
+        "gate.e_score_correction_bias": Stored((m.experts,), "float32"),
+    }
+    if m.latent:
+        table |= {
+            "routed_expert_down_proj.weight": Stored((inner, d)),
+            "routed_expert_up_proj.weight": Stored((d, inner)),
+        }
+        if m.latent_norm:
+            table["routed_expert_norm.weight"] = Stored((inner,))
+    if m.shared_width:
+        table |= _mlp(d, m.shared_width, "shared_experts")
+    for expert in range(m.experts):
+        for w, rows, columns in (("w1", m.width, inner), ("w3", m.width, inner), ("w2", inner, m.width)):
+            name = f"experts.{expert}.{w}.weight"
+            if m.packed == "mxfp4":
+                table[f"{name}_packed"] = Stored((rows, columns // 2), "uint8")
+                table[f"{name}_scale"] = Stored((rows, columns // 32), "uint8")
+            else:
+                table[name] = Stored((rows, columns))
+    return {f"block_sparse_moe.{k}": v for k, v in table.items()}
+
+
+def _vision(c: ModelConfig) -> dict[str, Stored]:
+    v = c.vision
+    if v is None:
+        return {}
+    inner, merged = v.heads * v.head_dim, v.hidden * v.merge * v.merge
+    shapes: dict[str, tuple[int, ...]] = {
+        "vision_tower.patch_embed.proj": (v.hidden, 3, v.patch, v.patch),
+        "vision_tower.patch_embed.pos_emb": (*v.table, v.hidden),
+    }
+    norms = ["vision_tower.encoder.final_layernorm"]
+    for block in range(v.layers):
+        at = f"vision_tower.encoder.blocks.{block}"
+        norms += [f"{at}.norm0", f"{at}.norm1"]
+        shapes |= {
+            f"{at}.norm0": (v.hidden,),
+            f"{at}.norm1": (v.hidden,),
+            f"{at}.wqkv": (3 * inner, v.hidden),
+            f"{at}.wo": (v.hidden, inner),
+            f"{at}.mlp.fc0": (v.mlp, v.hidden),
+            f"{at}.mlp.fc1": (v.hidden, v.mlp),
+        }
+    shapes |= {
+        "vision_tower.encoder.final_layernorm": (v.hidden,),
+        "mm_projector.proj.0": (merged, merged),
+        "mm_projector.proj.2": (c.hidden, merged),
+        "mm_projector.post_norm": (c.hidden,),
+    }
+    table = {f"{name}.weight": Stored(shape) for name, shape in shapes.items()}
+    if v.norm == "layer":
+        table |= {f"{name}.bias": Stored(shapes[name]) for name in norms}
+    if v.bias:
+        without = {*norms, "vision_tower.patch_embed.pos_emb", "mm_projector.post_norm"}
+        table |= {f"{name}.bias": Stored(shape[:1]) for name, shape in shapes.items() if name not in without}
+    return table

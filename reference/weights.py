@@ -1,0 +1,304 @@
+"""The only reader and writer of checkpoints: a directory of config.json and safetensors files.
+
+Files are opened lazily and tensors are read one at a time, so that a checkpoint may be larger than memory.
+safetensors: eight bytes of little-endian header length, a JSON header of (dtype, shape, data_offsets), the data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from reference.config import ModelConfig
+from reference.errors import CheckpointError
+from reference.families import read_config, read_config_and_rest
+from reference.tensors import Stored, canonical_name, expected_tensors, stored_name
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "place_tensor",
+    "read_config",
+    "read_header",
+    "read_tensor",
+    "write_checkpoint",
+]
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+HEADER_LIMIT_BYTES = 100_000_000  # the format's own limit
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_DOWNLOAD_AGAIN = "the file is damaged or not a safetensors file: fetch it again"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one stored tensor lies."""
+
+    stored: str
+    file: Path
+    dtype: str  # as safetensors spells it
+    shape: tuple[int, ...]
+
+
+class Checkpoint:
+    """A model directory. Opening it reads every header and no data; it raises CheckpointError when a file is missing,
+    damaged or lies about its size, when the configuration cannot be read, or when a tensor of the model is missing or
+    has another shape.
+
+    `config`; `unknown_keys` of config.json that no reader asked for; `unexpected` canonical names that the
+    configuration does not call for.
+    """
+
+    def __init__(self, model_dir: str | os.PathLike[str]) -> None:
+        self.directory = Path(model_dir)
+        if not self.directory.is_dir():
+            raise CheckpointError(
+                "there is no such directory", where=str(self.directory), todo="give a model directory with config.json"
+            )
+        side = {
+            part: _read_json(self.directory / f"{part}_config.json", optional=True)
+            for part in ("preprocessor", "tokenizer")
+        }
+        where = self.directory / "config.json"
+        try:
+            self.config: ModelConfig
+            self.config, self.unknown_keys = read_config_and_rest(_read_json(where), **side)
+        except CheckpointError as error:
+            raise CheckpointError(error.what, where=f"{self.directory}: {error.where}", todo=error.todo) from error
+        self._entries = _entries(self.directory)
+        self._expected = expected_tensors(self.config)
+        self._check()
+        self.unexpected = tuple(sorted(set(self._entries) - set(self._expected)))
+
+    def names(self) -> tuple[str, ...]:
+        """Canonical names of all stored tensors, sorted."""
+        return tuple(sorted(self._entries))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def entry(self, name: str) -> Entry:
+        """Where the tensor of canonical `name` lies. Raises CheckpointError when there is none."""
+        if name not in self._entries:
+            raise CheckpointError(
+                f"tensor {name!r} is missing", where=str(self.directory), todo="the checkpoint lacks it under that name"
+            )
+        return self._entries[name]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor of canonical `name` as stored, on the CPU. Only `A_log` is cut to its active heads: released
+        files pad it to the head width (model.md 6.7)."""
+        entry = self.entry(name)
+        tensor = read_tensor(entry.stored, file=entry.file)
+        if name.endswith(".A_log"):
+            return tensor[: self._expected[name].shape[0]]
+        return tensor
+
+    def _check(self) -> None:
+        for name, stored in self._expected.items():
+            entry = self.entry(name)
+            if not _fits(name, entry.shape, stored):
+                raise CheckpointError(
+                    f"tensor {entry.stored!r} has shape {list(entry.shape)}; config.json calls for {list(stored.shape)}",
+                    where=str(entry.file),
+                    todo="config.json and the weights are not of the same model",
+                )
+            if stored.dtype == "uint8" and entry.dtype != "U8":
+                raise CheckpointError(
+                    f"tensor {entry.stored!r} is {entry.dtype}; packed codes and scales are U8", where=str(entry.file)
+                )
+
+
+def _fits(name: str, shape: tuple[int, ...], stored: Stored) -> bool:
+    if name.endswith(".A_log"):
+        return len(shape) == 1 and shape[0] >= stored.shape[0]
+    return shape == stored.shape
+
+
+def read_tensor(name: str, *, file: str | os.PathLike[str]) -> torch.Tensor:
+    """The tensor stored as `name` in the safetensors `file`, on the CPU. Raises CheckpointError."""
+    try:
+        with safe_open(str(file), framework="pt", device="cpu") as opened:
+            return opened.get_tensor(name)
+    except (SafetensorError, OSError, KeyError) as error:
+        raise CheckpointError(
+            f"tensor {name!r} cannot be read: {error}", where=str(file), todo=_DOWNLOAD_AGAIN
+        ) from error
+
+
+def place_tensor(tensor: torch.Tensor, *, transpose: bool | None = None) -> torch.Tensor:
+    """The same values where an engine keeps them: as they are, or with the last two axes swapped, contiguous."""
+    return (tensor.transpose(-1, -2) if transpose else tensor).contiguous()
+
+
+def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> (dtype, shape) of every tensor in a safetensors file, read from its header alone.
+
+    Raises CheckpointError when the header is not what the file holds: cut off, unreadable, an extent outside the data,
+    an extent of another size than the shape, or two extents that overlap or leave a hole.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        head = opened.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
+        if not 2 <= length <= min(HEADER_LIMIT_BYTES, size - 8):
+            raise _damaged(file, f"its header length is {length} bytes, the whole file has {size}")
+        text = opened.read(length)
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise _damaged(file, f"its header is not JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise _damaged(file, "its header is not a JSON object")
+    header.pop("__metadata__", None)
+    entries = {name: _extent(file, name, value) for name, value in header.items()}
+    end = 0
+    for begin, stop, name in sorted((e[2], e[3], name) for name, e in entries.items()):
+        if begin != end:
+            raise _damaged(file, f"tensor {name!r} begins at byte {begin} of the data, byte {end} was due")
+        end = stop
+    if end != size - 8 - length:
+        raise _damaged(file, f"its tensors take {end} bytes of data, the file holds {size - 8 - length}")
+    return {name: (dtype, shape) for name, (dtype, shape, _, _) in entries.items()}
+
+
+def _extent(file: Path, name: str, value: Any) -> tuple[str, tuple[int, ...], int, int]:
+    try:
+        dtype, shape, (begin, stop) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+        if not all(isinstance(n, int) and n >= 0 for n in (*shape, begin, stop)):
+            raise ValueError("a negative or fractional number")
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(file, f"the header entry of {name!r} makes no sense ({error})") from error
+    if dtype in DTYPES and math.prod(shape) * DTYPES[dtype].itemsize != stop - begin:
+        raise _damaged(file, f"tensor {name!r} of {dtype} {list(shape)} is given {stop - begin} bytes")
+    if stop < begin:
+        raise _damaged(file, f"tensor {name!r} ends before it begins")
+    return dtype, shape, begin, stop
+
+
+def _damaged(file: Path, what: str) -> CheckpointError:
+    return CheckpointError(what, where=str(file), todo=_DOWNLOAD_AGAIN)
+
+
+def _read_json(file: Path, *, optional: bool = False) -> dict[str, Any]:
+    if optional and not file.is_file():
+        return {}
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError("there is no such file", where=str(file), todo="give a model directory") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"not readable as JSON: {error}", where=str(file), todo="correct or fetch it again"
+        ) from error
+    if not isinstance(data, dict):
+        raise CheckpointError("a JSON object is needed", where=str(file))
+    return data
+
+
+def _entries(directory: Path) -> dict[str, Entry]:
+    """Canonical name -> Entry of every tensor, from the index or from the single file."""
+    index = directory / INDEX
+    if index.is_file():
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+            raise CheckpointError("key 'weight_map' must map tensor names to files", where=str(index))
+    elif (directory / SINGLE).is_file():
+        weight_map = dict.fromkeys(read_header(directory / SINGLE), SINGLE)
+    else:
+        raise CheckpointError(
+            f"there is neither {INDEX} nor {SINGLE}", where=str(directory), todo="give a directory with weights"
+        )
+    headers = {}
+    for shard in sorted(set(weight_map.values())):
+        if Path(shard).name != shard:
+            raise CheckpointError(f"file name {shard!r} leaves the directory", where=str(index))
+        if not (directory / shard).is_file():
+            raise CheckpointError(
+                f"the shard {shard} is missing", where=str(directory), todo="fetch it: the index names it"
+            )
+        headers[shard] = read_header(directory / shard)
+    entries = {}
+    for stored, shard in weight_map.items():
+        if stored not in headers[shard]:
+            raise CheckpointError(f"the index places {stored!r} in {shard}, which does not hold it", where=str(index))
+        entries[canonical_name(stored)] = Entry(stored, directory / shard, *headers[shard][stored])
+    return entries
+
+
+def write_checkpoint(
+    directory: Path,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    json_files: Mapping[str, Mapping[str, Any]],
+    shard_bytes: int = 1 << 20,
+) -> Path:
+    """Writes an HF model directory of (canonical name, tensor) pairs and JSON files, all or nothing.
+
+    A directory that is already there is left as it is: whoever was first wrote the same. Returns `directory`.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        weight_map, total = _write_shards(work, tensors, shard_bytes)
+        files = {
+            **json_files,
+            INDEX: {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))},
+        }
+        for name, content in files.items():
+            (work / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        work.chmod(0o755)
+        try:
+            work.replace(directory)
+        except OSError:
+            if not (directory / INDEX).is_file():
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return directory
+
+
+def _write_shards(
+    work: Path, tensors: Iterable[tuple[str, torch.Tensor]], shard_bytes: int
+) -> tuple[dict[str, str], int]:
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    filled = total = 0
+    for name, tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if filled and filled + size > shard_bytes:
+            shards.append({})
+            filled = 0
+        shards[-1][stored_name(name)] = tensor.contiguous()
+        filled, total = filled + size, total + size
+    weight_map = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, str(work / file), metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    return weight_map, total
