@@ -1,0 +1,1 @@
+"""How close a candidate is to the reference, in units of the noise that its claimed precision must have."""

@@ -1,0 +1,111 @@
+"""Profiles: which dtype each rounding point of each operator rounds to under the precision that a candidate claims.
+
+Torch-free. A point that a profile does not list is not rounded; a candidate that rounds at fewer points than its
+profile lists is legal (it lies closer to the oracle).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from day0check.contracts import CONTRACTS
+from day0check.contracts.contract import Contract
+from day0check.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A claimed precision.
+
+    `act_dtype`: what "act" means in a contract, by torch's dtype name. `points[operator][point]`: dtype name of the
+    rounding there; operators that round nowhere are absent. `forms[operator]`: the legal form that the points follow.
+    """
+
+    name: str
+    act_dtype: str
+    points: Mapping[str, Mapping[str, str]]
+    forms: Mapping[str, str]
+
+    def points_of(self, operator: str) -> Mapping[str, str]:
+        """Rounding points of an operator under this profile, empty when it rounds nowhere."""
+        return self.points.get(operator, {})
+
+    def inner_points(self, operator: str) -> tuple[str, ...]:
+        """The points before the result: those whose noise needs replicates."""
+        return tuple(p for p in self.points_of(operator) if p != "out")
+
+    def dtype_of(self, contract_dtype: str) -> str:
+        """The dtype name behind a contract's dtype."""
+        return self.act_dtype if contract_dtype == "act" else contract_dtype
+
+
+# The forms of the fast path: as few roundings as an operator can have. Operators without forms have all their points.
+FUSED_FORMS: dict[str, str] = {
+    "norm.rms": "fused",
+    "residual.mix": "float32_p",
+    "mlp.dense": "fused",
+    "moe.experts": "fused",
+    "moe.shared": "fused",
+    "mla.attention": "flash",
+    "dsa.attention": "flash",
+    "vision.attention": "flash",
+    "vision.mlp": "fused",
+    "kda.conv": "fused",
+    "kda.attention": "chunked",
+}
+
+EAGER_FORMS: dict[str, str] = {
+    "norm.rms": "cast_first",
+    "residual.mix": "rounded_p",
+    "mlp.dense": "eager",
+    "moe.experts": "eager",
+    "moe.shared": "eager",
+    "mla.attention": "eager",
+    "dsa.attention": "eager",
+    "vision.attention": "eager",
+    "vision.mlp": "eager",
+    "kda.conv": "eager",
+    "kda.attention": "chunked_bf16",
+}
+
+
+def _form_points(contract: Contract, form: str | None) -> tuple[str, ...]:
+    if form is None:
+        return contract.points
+    for candidate in contract.forms:
+        if candidate.name == form:
+            return candidate.points
+    raise ValueError(f"{contract.name} has no form {form!r}")
+
+
+def make_profile(name: str, act_dtype: str, forms: Mapping[str, str]) -> Profile:
+    """A profile that rounds the points of the given forms to `act_dtype`.
+
+    Float32 results are sums only: "out" is not a rounding point of an operator all of whose results are float32. In a
+    float32 profile nothing is rounded on purpose, so every operator is judged by the noise of float32 sums alone.
+    """
+    points: dict[str, Mapping[str, str]] = {}
+    if act_dtype != "float32":
+        for contract in CONTRACTS.values():
+            own = {point: act_dtype for point in _form_points(contract, forms.get(contract.name))}
+            if not any(result.dtype == "act" for result in contract.results):
+                own.pop("out", None)
+            if own:
+                points[contract.name] = MappingProxyType(own)
+    return Profile(name, act_dtype, MappingProxyType(points), MappingProxyType(dict(forms)))
+
+
+PROFILES: dict[str, Profile] = {
+    "bf16": make_profile("bf16", "bfloat16", FUSED_FORMS),
+    "eager-bf16": make_profile("eager-bf16", "bfloat16", EAGER_FORMS),
+    "fp32": make_profile("fp32", "float32", FUSED_FORMS),
+}
+
+
+def profile_named(name: str) -> Profile:
+    """The profile of that name. Raises UsageError that lists what there is."""
+    if name not in PROFILES:
+        raise UsageError(f"there is no profile {name!r}", where="--profile", todo=f"known: {', '.join(PROFILES)}")
+    return PROFILES[name]
