@@ -1,0 +1,125 @@
+"""What a check reads, and what it answers. A check never runs anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from day0check.compare.locate import findings_from
+from day0check.snapshot import Snapshot, case_directory, read_measures
+from day0check.types import CheckOutcome, Finding, Measure, Outputs, RunCase
+
+if TYPE_CHECKING:
+    from reference.config import ModelConfig
+
+FINISHED = "finished"
+_NAMED = 3  # taps named in a summary
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that was recorded of one case.
+
+    `run` is the candidate's run.json; `measures` its local replay; `net` the propagated comparison, or None when the
+    reference pass did not finish, and then `net_reason` says why; `capabilities` are those of the backend, and an
+    empty set means that they are not known.
+    """
+
+    case: RunCase
+    config: ModelConfig | None
+    profile: str
+    run: dict[str, Any]
+    measures: tuple[Measure, ...] = ()
+    net: tuple[Measure, ...] | None = None
+    outputs: Outputs | None = None
+    capabilities: frozenset[str] = frozenset()
+    net_reason: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        return self.run.get("status") == FINISHED
+
+
+@dataclass(frozen=True)
+class Answer:
+    outcome: CheckOutcome
+    findings: tuple[Finding, ...] = ()
+
+
+def read_evidence(
+    root: Path | str,
+    case: RunCase,
+    *,
+    config: ModelConfig | None,
+    profile: str,
+    capabilities: frozenset[str] = frozenset(),
+) -> Evidence:
+    """The evidence of `case` under the output directory `root`. Raises InputError for files that cannot be read."""
+    snapshot = Snapshot(case_directory(root, case.id, "candidate"))
+    net, reason, notes = _read_net(case_directory(root, case.id, "reference"))
+    return Evidence(
+        case=case,
+        config=config,
+        profile=profile,
+        run=snapshot.run,
+        measures=snapshot.measures,
+        net=net,
+        outputs=snapshot.outputs,
+        capabilities=capabilities,
+        net_reason=reason,
+        notes=(*snapshot.notes, *notes),
+    )
+
+
+def _read_net(directory: Path) -> tuple[tuple[Measure, ...] | None, str, list[str]]:
+    notes: list[str] = []
+    if not (directory / "run.json").exists():
+        return None, "the reference pass of this case was not run", notes
+    run = Snapshot(directory).run
+    if run["status"] != FINISHED:
+        return None, f"the reference pass {run['status']}: {run.get('message', '')}".rstrip(": "), notes
+    return read_measures(directory / "net.jsonl", notes), "", notes
+
+
+def answer(name: str, evidence: Evidence, status: str, summary: str, findings: tuple[Finding, ...] = ()) -> Answer:
+    """The answer of check `name` for this case; `summary` is one line."""
+    return Answer(CheckOutcome(name, status, evidence.case.id, " ".join(summary.split())), findings)
+
+
+def answer_from(name: str, measures: tuple[Measure, ...], evidence: Evidence, *, nothing: str) -> Answer:
+    """Failed with one finding per group when any measure fails; not run when a tap could not be judged, when there is
+    no measure at all (`nothing` is then the reason) or when the candidate did not finish; passed otherwise.
+    """
+    every = (*evidence.measures, *(evidence.net or ()))
+    findings = findings_from(name, measures, evidence.config, context=measures if len(measures) > 1 else every)
+    skipped = [m for m in measures if m.not_judged]
+    judged = len(measures) - len(skipped)
+    if findings:
+        failed = sum(not m.passed and not m.not_judged for m in measures)
+        text = f"{failed} of {judged} judgements failed, the first: {findings[0].message}"
+        return answer(name, evidence, "failed", text, findings)
+    if not measures:
+        return answer(name, evidence, "not_run", nothing)
+    if skipped:
+        taps = ", ".join(m.tap for m in skipped[:_NAMED]) + (", …" if len(skipped) > _NAMED else "")
+        text = f"{len(skipped)} of {len(measures)} taps could not be judged ({taps}): {skipped[0].not_judged}"
+        return answer(name, evidence, "not_run", text)
+    if not evidence.finished:
+        text = f"{judged} judgements passed until the candidate {ended(evidence.run)}"
+        return answer(name, evidence, "not_run", text)
+    return answer(name, evidence, "passed", f"{judged} of {judged} judgements passed")
+
+
+def ended(run: dict[str, Any]) -> str:
+    """How the candidate ended, as the end of a sentence that begins with "the candidate"."""
+    words = {
+        FINISHED: "finished",
+        "failed": "failed",
+        "aborted": "aborted",
+        "timeout": "ran out of time",
+        "memory": "outgrew its memory limit",
+        "unavailable": "could not run",
+    }
+    return words.get(run.get("status", ""), "ended without a status")

@@ -1,0 +1,158 @@
+"""Joins measures into findings, one per (check, operator, layer class, phase, pattern), and names the first fault."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from day0check.contracts import CONTRACTS
+from day0check.types import Finding, Measure, finding_id
+
+if TYPE_CHECKING:
+    from reference.config import ModelConfig
+
+LOCAL = ("exact", "move", "choose", "compute")  # order of accusation among items of one call (method.md, 7)
+NET = ("propagated", "logits")
+ORDER = (*LOCAL, "candidate", *NET)
+_LISTED = 16  # taps named in the evidence of one finding
+_NEIGHBOURS = 3
+
+
+def split_tap(tap: str) -> tuple[str, str | None]:
+    """(place, operator) of a tap by the names of the contracts; (tap, None) when it holds none."""
+    parts = tap.split(".")
+    for i in range(len(parts) - 1):
+        name = f"{parts[i]}.{parts[i + 1]}"
+        if name in CONTRACTS:
+            return ".".join(parts[:i]), name
+    return tap, None
+
+
+def layer_class(measure: Measure, config: ModelConfig | None) -> str:
+    """The class that findings share: attention and feed-forward kind of a decoder layer, "vision", or ""."""
+    if measure.layer is not None and config is not None and measure.layer < len(config.layers):
+        return config.layer_class(measure.layer)
+    return "vision" if measure.tap.startswith("vision.") else ""
+
+
+def where_in_words(measure: Measure) -> str:
+    """Operator, layer, phase, request and position as the beginning of a sentence."""
+    place, _, site = measure.tap.partition(measure.operator)
+    place, site = place.strip("."), site.strip(".")
+    if measure.layer is not None:
+        place = f"layer {measure.layer}"
+    head = f"{measure.operator}{f' ({site})' if site else ''}{f' in {place}' if place else ''} ({measure.phase})"
+    if measure.request is not None:
+        head += f", request {measure.request}"
+    if measure.position is not None:
+        head += f", position {measure.position}"
+    return head
+
+
+def number(value: float | None) -> str:
+    """Four significant digits, plain for the sizes that people read."""
+    return "unknown" if value is None else f"{value:.4g}"
+
+
+def findings_from(
+    check: str, measures: Iterable[Measure], config: ModelConfig | None, *, context: Iterable[Measure] = ()
+) -> tuple[Finding, ...]:
+    """One finding for each (operator, layer class, phase, pattern) among the measures that fail.
+
+    Measures that were not judged are no findings. The measure with the smallest `order` gives the address; the others
+    are listed in `evidence`. `context` (default: the measures themselves) is where passing neighbours are looked up.
+    Findings are sorted by that order.
+    """
+    measures = tuple(measures)
+    context = tuple(context) or measures
+    groups: dict[tuple[str, str, str, str], list[Measure]] = {}
+    for m in measures:
+        if not m.passed and not m.not_judged:
+            key = (m.operator, layer_class(m, config), m.phase, m.pattern or m.failing)
+            groups.setdefault(key, []).append(m)
+    found = [_finding(check, key, members, context) for key, members in groups.items()]
+    return tuple(sorted(found, key=lambda f: (f.evidence["order"], f.operator or "", f.id)))
+
+
+def _finding(check: str, key: tuple[str, str, str, str], members: list[Measure], context: Sequence[Measure]) -> Finding:
+    operator, kind_of_layer, phase, pattern = key
+    members = sorted(members, key=lambda m: (m.order, m.tap))
+    first = members[0]
+    value, limit = first.statistics.get(first.failing), first.limits.get(first.failing)
+    evidence: dict[str, Any] = {
+        "tap": first.tap,
+        "order": first.order,
+        "pattern": pattern,
+        "layer_class": kind_of_layer,
+        "statistic": first.failing,
+        "statistics": dict(sorted(first.statistics.items())),
+        "limits": dict(sorted(first.limits.items())),
+        "rows": first.rows,
+        "taps": [m.tap for m in members[:_LISTED]],
+        "tap_count": len(members),
+        "layers": sorted({m.layer for m in members if m.layer is not None}),
+        "ruled_out": ruled_out(first, context),
+    }
+    return Finding(
+        id=finding_id(check, operator, kind_of_layer, phase, pattern),
+        severity="blocker",
+        check=check,
+        operator=operator,
+        message=_message(first, pattern, value, limit, len(members)),
+        layer=first.layer,
+        phase=first.phase,
+        request=first.request,
+        position=first.position,
+        value=value,
+        limit=limit,
+        power=first.power,
+        evidence=evidence,
+    )
+
+
+def _message(first: Measure, pattern: str, value: float | None, limit: float | None, count: int) -> str:
+    what = first.message or pattern or "is beyond its limit"
+    where = where_in_words(first)
+    text = what if what.startswith(first.operator) else f"{where}: {what}"
+    if limit is not None and value is not None and "limit" not in text:
+        text += f" ({first.failing} {number(value)}, limit {number(limit)})"
+    if count > 1:
+        text += f"; the same at {count - 1} more tap{'s' if count > 2 else ''}"
+    return text
+
+
+def ruled_out(first: Measure, context: Iterable[Measure]) -> list[dict[str, Any]]:
+    """The passing measures just before `first` in order of execution and in its phase, nearest first, with figures."""
+    before = [m for m in context if m.passed and m.phase == first.phase and m.order < first.order]
+    before.sort(key=lambda m: (-m.order, m.tap))
+    return [_figures(m) for m in before[:_NEIGHBOURS]]
+
+
+def _figures(m: Measure) -> dict[str, Any]:
+    closest = max(
+        (k for k in m.limits if k in m.statistics and m.limits[k] > 0 and math.isfinite(m.statistics[k])),
+        key=lambda k: (m.statistics[k] / m.limits[k], k),
+        default=None,
+    )
+    row: dict[str, Any] = {"tap": m.tap, "phase": m.phase, "kind": m.kind}
+    if closest is not None:
+        row |= {"statistic": closest, "value": m.statistics[closest], "limit": m.limits[closest]}
+    return row
+
+
+def first_fault(findings: Iterable[Finding], order: Sequence[str] = ORDER) -> Finding | None:
+    """The finding to repair first, or None when no unwaived blocker is among `findings`.
+
+    Local items come first, the earliest in order of execution; then a candidate that died (what was judged before it
+    died passed); then the net. `order` decides between checks of one call; ties go to the finding that comes first.
+    """
+    blockers = [f for f in findings if f.severity == "blocker" and not f.waived]
+    return min(blockers, key=lambda f: _accusation(f, order), default=None)
+
+
+def _accusation(finding: Finding, order: Sequence[str]) -> tuple[int, float, int]:
+    check = finding.check
+    rank = order.index(check) if check in order else len(order)
+    group = 0 if check in LOCAL else 2 if check in NET else 1
+    return group, float(finding.evidence.get("order", math.inf)), rank
