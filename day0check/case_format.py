@@ -203,7 +203,11 @@ def _validate(raw: Mapping[str, Any], combination: Mapping[str, Any], problems: 
     try:
         return CaseEntry.model_validate(data)
     except ValidationError as error:
-        problems += [(_key_path(e["loc"]), _sentence(e)) for e in error.errors(include_url=False)]
+        errors = error.errors(include_url=False)
+        inner = {e["loc"][:depth] for e in errors for depth in range(len(e["loc"]))}
+        # a list is also called too short when its entries are wrong: the entries are what to correct
+        own = [e for e in errors if e["type"] != "too_short" or e["loc"] not in inner]
+        problems += [(_key_path(e["loc"]), _sentence(e)) for e in own]
         return None
 
 
@@ -245,9 +249,12 @@ def _sentence(error: Mapping[str, Any]) -> str:
         return "is missing"
     if error["type"] == "string_pattern_mismatch":
         return f"{error['input']!r} is not made of plain words (letters, digits, _; a case id in lower case with /)"
+    if error["type"] == "too_short":
+        return "is empty"
     given = error.get("input")
     got = f", got {given!r}" if isinstance(given, (int, float, str, bool)) else ""
-    return error["msg"][0].lower() + error["msg"][1:] + got
+    message = error["msg"].replace("valid tuple", "list").replace("Input", "input")
+    return message + got
 
 
 def contradictions(entry: CaseEntry) -> Problems:
