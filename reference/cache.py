@@ -1,0 +1,81 @@
+"""Paged caches and state slots. A pool is [pages, page, width] with slot = table[owner, position // page] * page +
+position % page; a state pool is [slots, ...].
+
+Functions that write return nothing. Beside each stands the function that reads back: it takes the same arguments after
+the write and returns (found, expected), equal bytes when the write was right. Rows that are not written are in neither.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def slots(table: Tensor, *, owner: Tensor, positions: Tensor, page: int) -> Tensor:
+    """Flat slot of each row's position: table int64 [batch, pages], owner and positions int64 [rows] -> int64 [rows].
+
+    -1 for a padding row (owner -1), for a negative position, and where the table has no page (-1 or past its end).
+    """
+    return _slots(table, owner, positions[:, None], page)[:, 0]
+
+
+def _slots(table: Tensor, owner: Tensor, positions: Tensor, page: int) -> Tensor:
+    positions = positions.long()
+    number = positions // page
+    inside = (owner[:, None] >= 0) & (positions >= 0) & (number < table.shape[1])
+    if table.shape[1] == 0:
+        return torch.full_like(positions, -1)
+    physical = table[owner.clamp(min=0)[:, None], number.clamp(0, table.shape[1] - 1)].long()
+    return torch.where(inside & (physical >= 0), physical * page + positions % page, -1)
+
+
+def write(pool: Tensor, *, value: Tensor, slots: Tensor) -> None:
+    """Writes value [rows, width] into flat slots int64 [rows] of pool [pages, page, width]; slot -1 writes nothing."""
+    rows, at = _written_rows(slots)
+    _bytes(pool)[at // pool.shape[1], at % pool.shape[1]] = _bytes(value[rows].to(pool.dtype))
+
+
+def written(pool: Tensor, *, value: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """(what is now in the pool at the slots, what must be there) after `write` with the same arguments, by row."""
+    rows, at = _written_rows(slots)
+    return _bytes(pool)[at // pool.shape[1], at % pool.shape[1]].view(pool.dtype), value[rows].to(pool.dtype)
+
+
+def gather(pool: Tensor, *, table: Tensor, owner: Tensor, indices: Tensor) -> Tensor:
+    """Rows at logical positions `indices` of each row's request; index -1 (and what has no page) gives zeros.
+
+    pool [pages, page, width], table int64 [batch, pages], owner int64 [rows], indices int32 [rows, k]
+    -> [rows, k, width] in the pool's dtype.
+    """
+    at = _slots(table, owner, indices, pool.shape[1])
+    kept = at.clamp(min=0)
+    y = _bytes(pool)[kept // pool.shape[1], kept % pool.shape[1]]
+    return y.masked_fill(at[..., None] < 0, 0).view(pool.dtype)
+
+
+def state_load(pool: Tensor, *, slots: Tensor) -> Tensor:
+    """State of each request from pool [slots, ...] at slots int64 [batch]; slot -1 gives a fresh (zero) state."""
+    y = _bytes(pool)[slots.clamp(min=0)]
+    return y.masked_fill((slots < 0).reshape(-1, *[1] * (y.dim() - 1)), 0).view(pool.dtype)
+
+
+def state_store(pool: Tensor, *, value: Tensor, slots: Tensor) -> None:
+    """Writes value [batch, ...] into the slots int64 [batch] of pool [slots, ...]; slot -1 writes nothing."""
+    rows, at = _written_rows(slots)
+    _bytes(pool)[at] = _bytes(value[rows].to(pool.dtype))
+
+
+def state_stored(pool: Tensor, *, value: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """(what is now in the pool at the slots, what must be there) after `state_store` with the same arguments."""
+    rows, at = _written_rows(slots)
+    return _bytes(pool)[at].view(pool.dtype), value[rows].to(pool.dtype)
+
+
+def _written_rows(slots: Tensor) -> tuple[Tensor, Tensor]:
+    rows = torch.nonzero(slots >= 0).flatten()
+    return rows, slots[rows]
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """8-bit floats as their bytes, since not every device indexes them; other dtypes as they are."""
+    return tensor.view(torch.uint8) if tensor.dtype.is_floating_point and tensor.itemsize == 1 else tensor
