@@ -126,7 +126,7 @@ def linear(name: str, summary: str, *, sites: tuple[str, ...] = (), dtype: str =
         summary,
         (rows("x", "rows in"), shared("weight", "out in"), shared("bias", "out", optional=True)),
         (Result("y", "rows out", dtype),),
-        "reference.linear:linear",
+        "reference.linear:linear_float32" if dtype == "float32" else "reference.linear:linear",
         points=("out",),
         hard_inputs=("plain", "outlier_channel", "uneven_rows", "one_row", "small_values"),
         cost=linear_cost,

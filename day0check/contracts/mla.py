@@ -40,7 +40,7 @@ CONTRACTS = (
         "mla.expand",
         "compute",
         "plain form: latent rows to [k_nope | v] per head",
-        (rows("x", "keys c"), shared("weight", "H*(dn+dv) c")),
+        (rows("x", "keys c"), shared("weight", "H*(dn+dv) c"), shared("bias", "H*(dn+dv)", optional=True)),
         (Result("y", "keys H*(dn+dv)", rows="keys"),),
         "reference.linear:linear",
         points=("out",),
