@@ -1,0 +1,57 @@
+"""`day0check` as a user starts it: a process of its own, its exit code, what it prints and the verdict it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended. `verdict` is the content of verdict.json, empty when none was written."""
+
+    code: int
+    stdout: str
+    stderr: str
+    verdict: dict[str, Any]
+
+    @property
+    def first(self) -> dict[str, Any]:
+        return self.verdict.get("first_fault") or {}
+
+    def of_case(self, case: str) -> list[dict[str, Any]]:
+        return [f for f in self.verdict["findings"] if (f["request"] or "").startswith(f"{case}/")]
+
+
+def command(*arguments: str, cwd: Path, limit_s: float = 240) -> Ended:
+    """Runs `day0check ARGUMENTS` in `cwd`; a run is given `--out` there unless it names one."""
+    out = cwd / "out"
+    if arguments[0] == "run":
+        arguments = (*arguments, "--out", str(out))
+    ended = subprocess.run(
+        [sys.executable, "-m", "day0check.cli", *arguments],
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    path = out / "verdict.json"
+    verdict = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return Ended(ended.returncode, ended.stdout, ended.stderr, verdict)
+
+
+def case_file(name: str) -> str:
+    return str(HERE / "cases" / f"{name}.toml")
+
+
+def operators_file(name: str) -> str:
+    return str(HERE / "operators" / f"{name}.py")
