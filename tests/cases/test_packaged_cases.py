@@ -9,7 +9,8 @@ import pytest
 from day0check.case import find_image, load_cases
 from day0check.case_format import WITHOUT_MODEL, catalogue, packaged_root
 from day0check.types import RunCase
-from reference.weights import Checkpoint, preset_dir
+from reference.presets import preset_dir
+from reference.weights import Checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import Ended, case_file, command, operators_file
 
-from reference.weights import preset_dir
+from reference.presets import preset_dir
 
 
 def assert_refused(ended: Ended, *words: str) -> None:

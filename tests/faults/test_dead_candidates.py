@@ -7,7 +7,8 @@ from pathlib import Path
 from command_line import Ended, case_file, command, operators_file
 
 from day0check.case import load_cases
-from reference.weights import Checkpoint, preset_dir
+from reference.presets import preset_dir
+from reference.weights import Checkpoint
 
 CASES = ("before", "dies", "after")
 
