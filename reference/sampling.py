@@ -44,18 +44,12 @@ def _draw(logits: Tensor, temperature: Tensor, u: Tensor) -> Tensor:
 
 
 def uniform(seed: Tensor, *, positions: Tensor) -> Tensor:
-    """float64 in [0, 1) of int64 (seed, position): the upper 53 bits of mix(mix(seed) + position), times 2^-53.
-
-    mix adds 0x9E3779B97F4A7C15 and applies the finaliser of SplitMix64 (Steele, Lea and Flood 2014), modulo 2^64.
-    """
-    return _shift_right(_mix(_mix(seed.long()) + positions.long()), 11).to(torch.float64) * 2.0**-53
-
-
-def _mix(x: Tensor) -> Tensor:
-    x = x + _signed(0x9E3779B97F4A7C15)
+    """float64 in [0, 1) of int64 (seed, position): the upper 53 bits, times 2^-53, of output number `position` of the
+    generator SplitMix64 seeded with `seed` (Steele, Lea and Flood 2014). Integer products wrap modulo 2^64."""
+    x = seed.long() + (positions.long() + 1) * _signed(0x9E3779B97F4A7C15)
     x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift_right(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _shift_right(x, 31)
+    return _shift_right(x ^ _shift_right(x, 31), 11).to(torch.float64) * 2.0**-53
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
