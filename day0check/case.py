@@ -1,7 +1,6 @@
 """Cases: selected by id, stage and model, their texts and images found, tokenised into `types.RunCase`.
 
-The format of the files is in `case_format.py`. Torch is imported by the tokeniser alone: selecting and listing do
-without it.
+The format of the files is in `case_format.py`. No torch here.
 """
 
 from __future__ import annotations
@@ -94,14 +93,15 @@ def _find(name: str, folders: tuple[Path, ...]) -> Path:
 
 
 def _image_size(path: Path) -> tuple[int, int]:
-    """(width, height) in pixels, from the header of the file."""
-    from PIL import Image, UnidentifiedImageError
+    """(width, height) in pixels of an image that can be decoded to its end: a broken one is not the candidate's fault."""
+    from PIL import Image
 
     try:
         with Image.open(path) as image:
+            image.load()
             return image.size
-    except (UnidentifiedImageError, OSError) as error:
-        raise InputError(f"not an image: {error}", where=str(path), todo="give a PNG or JPEG file") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"not a whole image: {error}", where=str(path), todo="give a PNG or JPEG file") from None
 
 
 # ------------------------------------------------------------------------------------------ expansion, selection
@@ -141,7 +141,11 @@ def _to_turn(turn: TurnEntry, folders: tuple[Path, ...], config: ModelConfig, *,
 
     images = tuple(find_image(source, folders=folders) for source in turn.image)
     text = "".join(read_text(source, folders=folders) for source in turn.user)
-    tokens = chat_turn(config, text, tuple(_image_size(path) for path in images), first)
+    sizes = tuple(_image_size(path) for path in images)
+    try:
+        tokens = chat_turn(config, text, sizes, first)
+    except ValueError as error:  # the model's chat format or vision does not allow this turn
+        raise InputError(str(error), todo="choose another case or model") from None
     return types.Turn(tuple(tokens), tuple(map(str, images)))
 
 

@@ -296,15 +296,18 @@ def test_images_are_found_inside_packages_without_importing_them(folder: Path) -
         assert words in str(caught.value)
 
 
-def test_an_image_that_is_none_is_named_with_its_key(folder: Path) -> None:
-    """Would catch a traceback of the image library, and a message that does not say which turn."""
-    (folder / "data" / "fake.png").write_bytes(b"not an image")
+@pytest.mark.parametrize("content", ["text", "half"])
+def test_an_image_that_is_none_is_named_with_its_key(folder: Path, content: str) -> None:
+    """Would catch a traceback of the image library, a message that does not say which turn, and a photograph cut in
+    the middle that reaches the candidate and becomes its fault."""
+    photo = find_image("package:skimage/chelsea.png", folders=()).read_bytes()
+    (folder / "data" / "fake.png").write_bytes(b"not an image" if content == "text" else photo[: len(photo) // 2])
     bad = MINIMAL.replace('user = "Hello"', 'image = "file:fake.png"').replace("text/a", "image/d")
     write(folder, "image/d", bad)
     with pytest.raises(InputError) as caught:
         load_cases(("image/d",), config=SEEING, model="tiny", root=folder)
     assert "request[0].turns[0]" in str(caught.value)
-    assert "not an image" in str(caught.value)
+    assert "not a whole image" in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------- selection
@@ -395,3 +398,12 @@ def test_a_request_longer_than_the_model_is_refused(folder: Path) -> None:
     with pytest.raises(InputError) as caught:
         load_cases(("text/a",), config=short, model="tiny", root=folder)
     assert "needs 6 positions" in str(caught.value)
+
+
+def test_a_model_without_the_chat_tokens_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a traceback of the tokeniser when a model's chat format is another one."""
+    monkeypatch.delitem(sys.modules, "reference.tokenizer")
+    with pytest.raises(InputError) as caught:
+        load_cases(("text/a",), config=CONFIG, model="tiny", root=folder)
+    assert "request[0].turns[0]" in str(caught.value)
+    assert "token" in str(caught.value)
