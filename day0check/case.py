@@ -93,7 +93,7 @@ def _find(name: str, folders: tuple[Path, ...]) -> Path:
 
 
 def _image_size(path: Path) -> tuple[int, int]:
-    """(width, height) in pixels of an image that can be decoded to its end: a broken one is not the candidate's fault."""
+    """(width, height) in pixels of an image that decodes to its end: a broken one is no fault of a candidate."""
     from PIL import Image
 
     try:
