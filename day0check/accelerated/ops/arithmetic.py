@@ -1,0 +1,59 @@
+"""Precision of the fast path: operands as stored, sums in float32, one rounding at the end.
+
+Two devices, two ways to the same promise. A CPU multiplies bfloat16 far slower than float32, so operands are widened
+and the result rounded once. Elsewhere the native product of the stored type is used, which accumulates in float32
+once `strict_sums` has forbidden the shortcuts.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK_ELEMENTS = 1 << 22  # largest float32 intermediate of a blocked operator: 16 MiB
+
+
+def wide(x: Tensor) -> Tensor:
+    """`x` in a type that carries sums: float32, or float64 when it is float64 already."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T unrounded: `x` [..., in], `weight` [out, in], result in the wide type of `x`."""
+    a = wide(x)
+    return a @ weight.to(a.dtype).T
+
+
+def linear(x: Tensor, *, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T (+ bias), float32 sums, rounded once to the type of `x` [..., in]; `weight` [out, in]."""
+    if x.device.type != "cpu" or x.dtype in (torch.float32, torch.float64):
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    y = product(x, weight)
+    return (y if bias is None else y + wide(bias)).to(x.dtype)
+
+
+def per_head(x: Tensor, *, weight: Tensor) -> Tensor:
+    """x_h W_h for every head: `x` [rows, H, in], `weight` [H, in, out], result [rows, H, out] in the type of `x`."""
+    a, w = (x, weight.to(x.dtype)) if x.device.type != "cpu" else (wide(x), weight.to(wide(x).dtype))
+    return torch.bmm(a.transpose(0, 1), w).transpose(0, 1).to(x.dtype)
+
+
+def strict_sums() -> None:
+    """Forbids sums below float32 and float32 products in fewer bits, on accelerators, in this process."""
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = False
+    matmul.allow_fp16_reduced_precision_reduction = False
+    torch.set_float32_matmul_precision("highest")
+
+
+def row_blocks(rows: int, elements_per_row: int) -> list[slice]:
+    """Slices of rows whose intermediates stay below `BLOCK_ELEMENTS`."""
+    size = max(1, BLOCK_ELEMENTS // max(1, elements_per_row))
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def by_owner(owner: Tensor, batch: int) -> list[tuple[int, Tensor]]:
+    """(request, its row numbers) for every request that has rows; padding rows (owner -1) belong to none."""
+    groups = [(b, (owner == b).nonzero().squeeze(1)) for b in range(batch)]
+    return [(b, at) for b, at in groups if at.numel()]

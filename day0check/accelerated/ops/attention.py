@@ -1,0 +1,88 @@
+"""Attention of the fast path: online softmax over blocks of keys, P rounded to the activation type ("flash")."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from day0check.accelerated.ops.arithmetic import by_owner, linear, row_blocks, wide
+
+KEY_BLOCK = 512
+
+
+def attention(q: Tensor, *, keys: Tensor, values: Tensor, owner: Tensor, visible: Tensor, scale: float) -> Tensor:
+    """Each row of `q` [rows, H, d] on the first `visible` [rows] keys of its own request.
+
+    `keys` [batch, n, Hk, d] and `values` [batch, n, Hk, dv], Hk = H or 1; `owner` [rows], -1 = padding. Result
+    [rows, H, dv] in the type of `q`; a row that sees no key gives zeros.
+    """
+    rows, heads, _ = q.shape
+    out = q.new_zeros(rows, heads, values.shape[-1])
+    for request, at in by_owner(owner, keys.shape[0]):
+        k, v = wide(keys[request]).permute(1, 2, 0), wide(values[request]).transpose(0, 1)
+        for block in row_blocks(at.numel(), heads * KEY_BLOCK):
+            mine = at[block]
+            out[mine] = _flash(q[mine], k, v, visible[mine], scale)
+    return out
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
+    """Online softmax: `q` [m, H, d], `k` [Hk, d, n], `v` [Hk, n, dv], `visible` [m]; result [m, H, dv]."""
+    m, heads, _ = q.shape
+    shared = k.shape[0] == 1
+    a = wide(q)
+    a = a.reshape(1, m * heads, -1) if shared else a.transpose(0, 1)  # [Hk, m * H / Hk, d]
+    limit = visible.repeat_interleave(heads) if shared else visible
+    top = a.new_full(a.shape[:2], float("-inf"))
+    total, summed = a.new_zeros(a.shape[:2]), a.new_zeros(*a.shape[:2], v.shape[-1])
+    for start in range(0, min(k.shape[2], int(visible.max())), KEY_BLOCK):
+        stop = min(start + KEY_BLOCK, k.shape[2])
+        s = torch.matmul(a, k[:, :, start:stop]).mul_(scale)
+        hidden = torch.arange(start, stop, device=q.device) >= limit.unsqueeze(-1)
+        s.masked_fill_(hidden, float("-inf"))
+        new_top = torch.maximum(top, s.amax(-1))
+        base = torch.where(new_top == float("-inf"), 0.0, new_top)  # a row without a key so far keeps zeros
+        p = torch.exp(s - base.unsqueeze(-1))
+        fade = torch.exp(top - base)
+        total = total * fade + p.sum(-1)
+        summed = summed * fade.unsqueeze(-1) + torch.matmul(wide(p.to(q.dtype)), v[:, start:stop])
+        top = new_top
+    y = summed / torch.where(total == 0, 1.0, total).unsqueeze(-1)
+    y = y.reshape(m, heads, -1) if shared else y.transpose(0, 1)
+    return y.to(q.dtype)
+
+
+def sparse_attention(q: Tensor, *, keys: Tensor, valid: Tensor, value_width: int, scale: float) -> Tensor:
+    """Each row of `q` [rows, H, d] on its own `keys` [rows, k, d] where `valid` [rows, k]; values are the first
+    `value_width` columns of a key. Result [rows, H, value_width]; rows without a valid key give zeros."""
+    rows, heads, d = q.shape
+    out = q.new_empty(rows, heads, value_width)
+    for block in row_blocks(rows, keys.shape[1] * max(heads, d)):
+        k = wide(keys[block])
+        seen = valid[block].unsqueeze(1)
+        s = torch.bmm(wide(q[block]), k.transpose(1, 2)).mul_(scale).masked_fill_(~seen, float("-inf"))
+        top = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros(*s.shape[:2], 1)
+        p = torch.exp(s - torch.where(top == float("-inf"), 0.0, top))
+        total = p.sum(-1, keepdim=True)
+        # an invalid key carries weight zero, but zero times a stray NaN is NaN: its values must not enter
+        v = k[..., :value_width].masked_fill(~valid[block].unsqueeze(-1), 0.0)
+        y = torch.bmm(wide(p.to(q.dtype)), v)
+        out[block] = (y / torch.where(total == 0, 1.0, total)).to(q.dtype)
+    return out
+
+
+def merge(parts: Tensor, *, lse: Tensor) -> Tensor:
+    """Partial results `parts` [rows, P, H, dv] joined by log-sum-exp `lse` [rows, P, H]; -inf marks an empty part."""
+    top = lse.amax(1, keepdim=True)
+    weight = torch.exp(lse - torch.where(top == float("-inf"), 0.0, top))
+    total = weight.sum(1, keepdim=True)
+    share = (weight / torch.where(total == 0, 1.0, total)).to(wide(parts).dtype).unsqueeze(-1)
+    used = wide(parts).masked_fill((lse == float("-inf")).unsqueeze(-1), 0.0)
+    return (share * used).sum(1).to(parts.dtype)
+
+
+def gated_output(x: Tensor, *, weight: Tensor, gate: Tensor | None = None) -> Tensor:
+    """(x sigmoid(gate)) W^T: `x` and `gate` [rows, H*dv], `weight` [D, H*dv]; the product is rounded before W."""
+    if gate is not None:
+        x = (wide(x) * torch.sigmoid(wide(gate))).to(x.dtype)
+    return linear(x, weight=weight)

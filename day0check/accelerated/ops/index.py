@@ -1,0 +1,86 @@
+"""Sparse index of the fast path: block-wise scores, top-k inside blocks, and a merge over blocks."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from day0check.accelerated.ops.arithmetic import BLOCK_ELEMENTS, by_owner, linear, product, wide
+
+SCORE_BLOCK = 1024
+SELECT_BLOCK = 256
+NONE = torch.iinfo(torch.int64).min
+
+
+def index_weights(x: Tensor, *, weight: Tensor) -> Tensor:
+    """(x W) HI^-1/2 in float32: `x` [rows, D], `weight` [HI, D], result [rows, HI]."""
+    return product(x, weight) * weight.shape[0] ** -0.5
+
+
+def index_key(x: Tensor, *, weight: Tensor, norm_weight: Tensor, norm_bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm(x W): `x` [rows, D], `weight` [dI, D]; the projection is rounded, the norm is float32 inside."""
+    k = wide(linear(x, weight=weight))
+    return F.layer_norm(k, k.shape[-1:], norm_weight.to(k.dtype), norm_bias.to(k.dtype), eps).to(x.dtype)
+
+
+def pool_key(keys: Tensor, *, gates: Tensor, ape: Tensor) -> Tensor:
+    """Per channel, softmax over the P tokens of a pool of (gate + ape) weighting its keys; `keys` [pools, P, dI]."""
+    share = torch.softmax(wide(gates) + ape.to(wide(gates).dtype), 1)
+    return (share * wide(keys)).sum(1).to(keys.dtype)
+
+
+def score(q: Tensor, *, weights: Tensor, keys: Tensor, owner: Tensor, scale: float) -> Tensor:
+    """sum_h w_h scale ReLU(q_h . k) for every key of the row's request.
+
+    `q` [rows, HI, dI], `weights` [rows, HI], `keys` [batch, n, dI], `owner` [rows] (-1: zeros). Result [rows, n],
+    float32.
+    """
+    rows, heads, _ = q.shape
+    a = wide(q)
+    w = (weights * scale).to(a.dtype).unsqueeze(1)
+    out = a.new_zeros(rows, keys.shape[1])
+    for request, at in by_owner(owner, keys.shape[0]):
+        k = wide(keys[request])
+        size = max(1, BLOCK_ELEMENTS // (heads * SCORE_BLOCK))
+        for mine in at.split(size):
+            flat = a[mine].flatten(0, 1)
+            for start in range(0, k.shape[0], SCORE_BLOCK):
+                dots = (flat @ k[start : start + SCORE_BLOCK].T).relu_().view(mine.numel(), heads, -1)
+                out[mine, start : start + SCORE_BLOCK] = torch.bmm(w[mine], dots).squeeze(1)
+    return out
+
+
+def ordered(scores: Tensor, columns: Tensor) -> Tensor:
+    """Unique int64 keys that sort as (score, lower column first): any top-k of them is exact and free of ties.
+
+    The bits of a float32 are an integer that orders like the number once negative ones are mirrored; the column fills
+    the lower half. -0.0 counts as 0.0 and NaN below every number.
+    """
+    bits = (scores.float() + 0.0).view(torch.int32)
+    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    order = order.masked_fill(torch.isnan(scores), torch.iinfo(torch.int32).min)
+    return (order.to(torch.int64) << 32) + (0x7FFFFFFF - columns)
+
+
+def select(scores: Tensor, *, k: int, visible: Tensor, threshold: float | None = None) -> Tensor:
+    """Indices of the `k` best of the first `visible` [rows] of `scores` [rows, n]; int32 [rows, k], -1 = none.
+
+    Among equal scores the lower index wins. With `threshold` only scores that reach it are chosen. Top-k inside blocks
+    of columns, then top-k of the blocks' winners: exact, since a winner over all is a winner of its block.
+    """
+    rows, n = scores.shape
+    columns = torch.arange(n, device=scores.device)
+    keys = ordered(scores, columns)
+    hidden = columns >= visible.unsqueeze(1)
+    if threshold is not None:
+        hidden = hidden | ~(scores >= threshold)
+    keys = keys.masked_fill(hidden, NONE)
+    size = max(SELECT_BLOCK, 4 * k)
+    blocks = -(-n // size)
+    if blocks > 1:
+        keys = F.pad(keys, (0, blocks * size - n), value=NONE).view(rows, blocks, size)
+        keys = keys.topk(k, dim=-1, sorted=False).values.flatten(1)
+    best = keys.topk(min(k, keys.shape[1]), dim=-1).values
+    found = torch.where(best == NONE, -1, 0x7FFFFFFF - (best & 0xFFFFFFFF)).to(torch.int32)
+    return F.pad(found, (0, k - found.shape[1]), value=-1)

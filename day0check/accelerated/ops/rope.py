@@ -1,0 +1,56 @@
+"""Rotary embedding. The angle is a float32 position times a float32 frequency: that is the formula, not a shortcut."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from day0check.accelerated.ops.arithmetic import wide
+from reference.config import Yarn
+
+
+@functools.lru_cache(maxsize=64)
+def frequencies(pairs: int, theta: float, yarn: Yarn | None) -> Tensor:
+    """theta^(-i/pairs) for i < pairs, blended towards 1/factor of it by YaRN (Peng et al. 2023), float32 on the CPU.
+
+    Rounded once from double precision: one ulp of a frequency shows at long positions.
+    """
+    plain = [theta ** (-i / pairs) for i in range(pairs)]
+    if yarn is None:
+        return torch.tensor(plain, dtype=torch.float32)
+    dims = 2 * pairs
+
+    def dimension(rotations: float) -> float:
+        return dims * math.log(yarn.original_positions / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = max(0, math.floor(dimension(yarn.beta_fast)))
+    high = min(dims - 1, math.ceil(dimension(yarn.beta_slow)))
+    span = (high - low) or 0.001
+    slow = [min(1.0, max(0.0, (i - low) / span)) for i in range(pairs)]
+    blended = [f / yarn.factor * s + f * (1.0 - s) for f, s in zip(plain, slow, strict=True)]
+    return torch.tensor(blended, dtype=torch.float32)
+
+
+def amplitude(yarn: Yarn | None) -> float:
+    """Factor on cos and sin: the ratio of YaRN's two magnitude scales, 1 without it."""
+    if yarn is None or yarn.factor <= 1.0:
+        return 1.0
+    log = 0.1 * math.log(yarn.factor)
+    return (yarn.mscale * log + 1.0) / (yarn.mscale_all_dim * log + 1.0)
+
+
+def rope_apply(x: Tensor, *, positions: Tensor, theta: float, layout: str, yarn: Yarn | None = None) -> Tensor:
+    """Rotates all d channels of `x` [rows, heads, d] at `positions` [rows]; layouts none, half, interleaved."""
+    if layout == "none":
+        return x
+    a, pairs = wide(x), x.shape[-1] // 2
+    inverse = frequencies(pairs, theta, yarn).to(x.device)
+    angle = positions.to(torch.float32).unsqueeze(1) * inverse  # [rows, pairs]
+    cos, sin = (f(angle).mul(amplitude(yarn)).to(a.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
+    split = a.unflatten(-1, (pairs, 2)) if layout == "interleaved" else a.unflatten(-1, (2, pairs)).transpose(-1, -2)
+    even, odd = split.unbind(-1)
+    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
+    return (turned if layout == "interleaved" else turned.transpose(-1, -2)).reshape(x.shape).to(x.dtype)

@@ -1,0 +1,115 @@
+"""Input, norms, residual spine and MLPs of the fast path."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from day0check.accelerated.ops.arithmetic import linear, product, wide
+
+
+def embed_tokens(ids: Tensor, *, weight: Tensor) -> Tensor:
+    """Rows `ids` [rows] of the table `weight` [V, D]."""
+    return weight.index_select(0, ids)
+
+
+def splice_positions(ids: Tensor, *, media_pad: int, first: int) -> tuple[Tensor, Tensor]:
+    """Rows of `ids` [rows] that hold a media pad, and the feature of each, counted on from `first`; int64 both."""
+    at = (ids == media_pad).nonzero().squeeze(1)
+    return at, torch.arange(first, first + at.numel(), device=ids.device)
+
+
+def splice_merge(x: Tensor, *, features: Tensor, at: Tensor) -> Tensor:
+    """`x` [rows, D] with rows `at` [m] replaced by `features` [m, D]; a new tensor."""
+    return x.index_copy(0, at, features.to(x.dtype))
+
+
+def rms_norm(x: Tensor, *, weight: Tensor | None = None, eps: float) -> Tensor:
+    """w x / rms(x) over the last axis, multiplied in float32 and rounded once (form "fused")."""
+    a = wide(x)
+    y = a * torch.rsqrt(torch.mean(torch.square(a), -1, keepdim=True) + eps)
+    return (y if weight is None else y * weight.to(a.dtype)).to(x.dtype)
+
+
+def residual_add(x: Tensor, *, y: Tensor) -> Tensor:
+    """x + y, both [rows, D], one rounding."""
+    return torch.add(x, y)
+
+
+def residual_mix(sources: Tensor, *, norm_weight: Tensor, proj: Tensor, eps: float) -> Tensor:
+    """Softmax over sources of proj . (w v / rms v), applied to the raw `sources` [rows, n, D]; float32 inside."""
+    v = wide(sources)
+    direction = norm_weight.to(v.dtype) * proj.reshape(-1).to(
+        v.dtype
+    )  # [D]: the norm's weight folds into the projection
+    logits = (v @ direction) * torch.rsqrt(torch.mean(torch.square(v), -1) + eps)
+    return torch.bmm(torch.softmax(logits, -1).unsqueeze(1), v).squeeze(1).to(sources.dtype)
+
+
+def residual_store(bank: Tensor, *, value: Tensor, slot: int) -> None:
+    """Writes `value` [rows, D] into slot `slot` of `bank` [n, rows, D]."""
+    bank[slot].copy_(value)
+
+
+def residual_coefficients(
+    streams: Tensor, *, fn: Tensor, base: Tensor, scale: Tensor, eps: float, hc_eps: float, iterations: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """mHC coefficients of `streams` [rows, N, D]: pre [rows, N], post [rows, N], comb [rows, N, N] (in, out)."""
+    rows, n, _ = streams.shape
+    flat = wide(streams).reshape(rows, -1)
+    z = product(flat, fn) * torch.rsqrt(torch.mean(torch.square(flat), -1, keepdim=True) + eps)
+    width = torch.tensor([n, n, n * n], device=scale.device)
+    z = z * torch.repeat_interleave(scale.to(z.dtype), width) + base.to(z.dtype)
+    pre = torch.sigmoid(z[:, :n]) + hc_eps
+    post = 2 * torch.sigmoid(z[:, n : 2 * n])
+    comb = torch.softmax(z[:, 2 * n :].reshape(rows, n, n), -1) + hc_eps
+    comb = comb / (comb.sum(1, keepdim=True) + hc_eps)
+    for _ in range(iterations - 1):
+        comb = comb / (comb.sum(2, keepdim=True) + hc_eps)
+        comb = comb / (comb.sum(1, keepdim=True) + hc_eps)
+    return pre, post, comb
+
+
+def residual_collapse(streams: Tensor, *, pre: Tensor) -> Tensor:
+    """sum_n pre_n X_n: `streams` [rows, N, D], `pre` [rows, N] to [rows, D]."""
+    x = wide(streams)
+    return torch.bmm(pre.to(x.dtype).unsqueeze(1), x).squeeze(1).to(streams.dtype)
+
+
+def residual_update(streams: Tensor, *, output: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """X_new[j] = post_j f + sum_i comb[i, j] X_i: `streams` [rows, N, D], `output` [rows, D]."""
+    x = wide(streams)
+    carried = torch.bmm(comb.to(x.dtype).transpose(1, 2), x)
+    return torch.addcmul(carried, post.to(x.dtype).unsqueeze(-1), wide(output).unsqueeze(1)).to(streams.dtype)
+
+
+def gated(
+    g: Tensor, u: Tensor, activation: str, beta: float | None, linear_beta: float | None, limit: float | None
+) -> Tensor:
+    """The gated activation of gate `g` and up `u`, both wide. Raises ValueError for an unknown `activation`."""
+    if activation == "silu":
+        return F.silu(g) * u
+    if activation == "situ":
+        b = 1.0 if beta is None else beta
+        bounded = u if linear_beta is None else linear_beta * torch.tanh(u / linear_beta)
+        return b * torch.tanh(g / b) * torch.sigmoid(g) * bounded
+    if activation == "clamped":
+        return F.silu(g.clamp(max=limit)) * u.clamp(-limit, limit)
+    raise ValueError(f"activation {activation!r} is none of silu, situ, clamped")
+
+
+def mlp(
+    x: Tensor,
+    *,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: str,
+    beta: float | None = None,
+    linear_beta: float | None = None,
+    limit: float | None = None,
+) -> Tensor:
+    """act(x gate^T, x up^T) down^T with `x` [rows, D]; only h and the result are rounded (form "fused")."""
+    h = gated(product(x, gate), product(x, up), activation, beta, linear_beta, limit).to(x.dtype)
+    return linear(h, weight=down)

@@ -1,0 +1,156 @@
+"""Vision tower of the fast path. Patches of all images are rows; `grids` gives (t, h, w) of each image in patches."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from day0check.accelerated.ops.arithmetic import linear, product, row_blocks, wide
+from day0check.accelerated.ops.spine import rms_norm
+
+Grids = tuple[tuple[int, int, int], ...]
+MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+SQUARE = 8  # pixels of a square of the board behind transparent images
+
+
+def preprocess(
+    image: Tensor,
+    *,
+    patch: int,
+    merge: int,
+    patch_limit: int,
+    side_limit: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> tuple[Tensor, Tensor]:
+    """Patches of `image` uint8 [height, width, channels] (1 gray, 2 gray and alpha, 3, 4 with alpha): shrunk to the
+    limits, bicubic on bytes; alpha over a board; padded with zero bytes to whole merge groups; (x/255 - mean) / std.
+
+    Returns pixels float32 [patches, 3*patch*patch], row-major, and the grid (1, h, w) int64.
+    """
+    height, width = image.shape[:2]
+    shrink = min(
+        1.0,
+        math.sqrt(patch_limit / (max(1, width // patch) * max(1, height // patch))),
+        side_limit * patch / width,
+        side_limit * patch / height,
+    )
+    target = tuple(min(max(1, int(side * shrink)), side_limit * patch) for side in (width, height))
+    pixels = image.cpu().numpy()
+    picture = Image.fromarray(pixels[..., 0] if image.shape[2] == 1 else pixels, MODES[image.shape[2]])
+    shrunk = picture if picture.size == target else picture.resize(target, Image.Resampling.BICUBIC)
+    rgb = _on_board(shrunk) if "A" in shrunk.mode else np.asarray(shrunk.convert("RGB"))
+    side = patch * merge
+    padded = np.zeros((-(-rgb.shape[0] // side) * side, -(-rgb.shape[1] // side) * side, 3), np.uint8)
+    padded[: rgb.shape[0], : rgb.shape[1]] = rgb
+    levels = (np.arange(256)[None] / 255 - np.asarray(mean)[:, None]) / np.asarray(std)[:, None]
+    values = np.stack([levels[c].astype(np.float32)[padded[..., c]] for c in range(3)])  # every byte rounded once
+    grid = (padded.shape[0] // patch, padded.shape[1] // patch)
+    rows = values.reshape(3, grid[0], patch, grid[1], patch).transpose(1, 3, 0, 2, 4).reshape(grid[0] * grid[1], -1)
+    return torch.from_numpy(np.ascontiguousarray(rows)).to(image.device), torch.tensor([1, *grid], device=image.device)
+
+
+def _on_board(picture: Image.Image) -> np.ndarray:
+    """RGB bytes of a transparent picture over white and gray squares, in float32 and cut to bytes as upstream does."""
+    rgba = np.asarray(picture.convert("RGBA")).astype(np.float32)
+    down, across = (np.arange(n) // SQUARE for n in rgba.shape[:2])
+    board = np.where((down[:, None] + across[None]) % 2 == 1, np.float32(180), np.float32(255))[..., None]
+    opacity = rgba[..., 3:] / np.float32(255)
+    return (rgba[..., :3] * opacity + board * (1 - opacity)).astype(np.uint8)
+
+
+def patch_embed(x: Tensor, *, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Linear over flattened patches: `x` [patches, 3*patch*patch], `weight` [Dv, 3*patch*patch]."""
+    return linear(x, weight=weight, bias=bias)
+
+
+def position(x: Tensor, *, table: Tensor, grids: Grids, mode: str) -> Tensor:
+    """Adds the learned `table` [h, w, Dv], interpolated where an image's grid differs (half-pixel centres, no
+    antialias), and the temporal sinusoid of each frame where t > 1, to `x` [patches, Dv]; one rounding."""
+    pieces = []
+    for t, h, w in grids:
+        learned = wide(table)
+        if (h, w) != tuple(table.shape[:2]):
+            learned = F.interpolate(learned.permute(2, 0, 1)[None], (h, w), mode=mode, align_corners=False)[0].permute(
+                1, 2, 0
+            )
+        frames = learned.reshape(1, h * w, -1).expand(t, -1, -1)
+        if t > 1:
+            frames = frames + _temporal(t, table.shape[2], x.device).to(frames.dtype).unsqueeze(1)
+        pieces.append(frames.reshape(t * h * w, -1))
+    return (wide(x) + torch.cat(pieces).to(wide(x).dtype)).to(x.dtype)
+
+
+def _temporal(frames: int, width: int, device: torch.device) -> Tensor:
+    half = width // 2
+    rate = 10000.0 ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
+    angle = torch.arange(frames, dtype=torch.float64, device=device).unsqueeze(1) * rate
+    return torch.cat((torch.sin(angle), torch.cos(angle)), -1)
+
+
+@functools.lru_cache(maxsize=16)
+def _angles(grids: Grids, dim: int, theta: float) -> Tensor:
+    """Angle of every pair of every patch, float32 [patches, dim / 2]: even pairs by column, odd pairs by row."""
+    rate = torch.tensor([theta ** (-4.0 * i / dim) for i in range(dim // 4)], dtype=torch.float32)
+    pieces = []
+    for t, h, w in grids:
+        row, column = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
+        place = torch.stack((column, row), -1).reshape(h * w, 1, 2).float()
+        pieces.append((place * rate[:, None]).flatten(1).repeat(t, 1))
+    return torch.cat(pieces)
+
+
+def rope(x: Tensor, *, grids: Grids, theta: float) -> Tensor:
+    """2-D rotary embedding of `x` [patches, H, d], interleaved pairs, restarting in every image; angles float32."""
+    a = wide(x)
+    angle = _angles(tuple(tuple(g) for g in grids), x.shape[-1], theta).to(x.device)
+    cos, sin = angle.cos().to(a.dtype).unsqueeze(1), angle.sin().to(a.dtype).unsqueeze(1)
+    even, odd = a[..., 0::2], a[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2).to(x.dtype)
+
+
+def attention(q: Tensor, *, k: Tensor, v: Tensor, offsets: Tensor, scale: float) -> Tensor:
+    """Full attention among the patches of one image: `q`, `k`, `v` [patches, H, d], `offsets` [images+1]; P rounded."""
+    out = torch.empty_like(q)
+    bounds = offsets.tolist()
+    for start, stop in itertools.pairwise(bounds):
+        keys, values = (wide(t[start:stop]).transpose(0, 1) for t in (k, v))
+        for block in row_blocks(stop - start, q.shape[1] * (stop - start)):
+            rows = slice(start + block.start, start + block.stop)
+            s = torch.bmm(wide(q[rows]).transpose(0, 1), keys.transpose(1, 2)) * scale
+            p = torch.exp(s - s.amax(-1, keepdim=True))
+            y = torch.bmm(wide(p.to(q.dtype)), values) / p.sum(-1, keepdim=True)
+            out[rows] = y.transpose(0, 1).to(q.dtype)
+    return out
+
+
+def mlp(x: Tensor, *, fc0: Tensor, fc1: Tensor, bias0: Tensor | None = None, bias1: Tensor | None = None) -> Tensor:
+    """fc1 gelu_tanh(fc0 x): `x` [patches, Dv], `fc0` [I, Dv], `fc1` [Dv, I]; h and the result are rounded."""
+    h = product(x, fc0)
+    h = F.gelu(h if bias0 is None else h + wide(bias0), approximate="tanh").to(x.dtype)
+    return linear(h, weight=fc1, bias=bias1)
+
+
+def merge(x: Tensor, *, grids: Grids, merge: int) -> Tensor:
+    """merge x merge neighbouring patches of `x` [patches, Dv] joined, groups row-major, inside a group row by row; the
+    mean over frames first. Result [tokens, Dv*merge*merge]."""
+    pieces, start = [], 0
+    for t, h, w in grids:
+        frames = x[start : start + t * h * w].view(t, h // merge, merge, w // merge, merge, -1)
+        still = frames[0] if t == 1 else wide(frames).mean(0).to(x.dtype)
+        pieces.append(still.transpose(1, 2).reshape(h * w // merge**2, -1))
+        start += t * h * w
+    return torch.cat(pieces)
+
+
+def project(x: Tensor, *, w0: Tensor, w1: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm(gelu(x W0^T) W1^T): `x` [tokens, in], `w0` [in, in], `w1` [D, in]; h and the projection are rounded."""
+    h = F.gelu(product(x, w0)).to(x.dtype)
+    return rms_norm(linear(h, weight=w1), weight=norm_weight, eps=eps)
