@@ -92,7 +92,7 @@ def test_every_problem_of_a_file_is_named_with_its_key(tmp_path: Path) -> None:
         ('id = "a"', 'id = "a/b"', "request[0].id"),
         ('id = "text/a"', 'id = "operators/a"', "runs no model"),
         ('id = "text/a"', 'id = "text/a"\ntime_limit_s = 0', "time_limit_s"),
-        ('id = "text/a"', 'id = "text/a"\ntime_limit_s = nan', "time_limit_s"),
+        ('id = "text/a"', 'id = "text/a"\ntime_limit_s = inf', "time_limit_s"),
         ('id = "text/a"', 'id = "text/a"\nstage = []', "stage"),
         ('id = "text/a"', 'id = "text/a"\nstage = "t9"', "stage[0]"),
     ],
