@@ -15,8 +15,9 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from day0check.compare.locate import first_fault
 from day0check.errors import Day0Error, ExitCode, InputError
 from day0check.types import (
     SCHEMA_VERSION,
@@ -28,22 +29,17 @@ from day0check.types import (
     from_json,
     to_json,
 )
+from day0check.waivers import CHECK as WAIVERS
 from day0check.waivers import Waiver, apply_waivers
 
 SIGNIFICANT_DIGITS = 6
+BASELINE = "baseline."  # the checks that compare with a recorded baseline begin so
 _EXIT_CODES: dict[str, ExitCode] = {
     "ready": ExitCode.READY,
     "not_ready": ExitCode.NOT_READY,
     "inconclusive": ExitCode.INCONCLUSIVE,
     "error": ExitCode.HARNESS,
 }
-
-
-class Answer(Protocol):
-    """What a check gives: see `day0check/checks`."""
-
-    outcome: CheckOutcome
-    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)
@@ -65,20 +61,18 @@ class Scene:
 
 
 def decide(
-    answers: Sequence[Answer],
+    outcomes: Sequence[CheckOutcome],
+    findings: Sequence[Finding],
     scene: Scene,
     *,
-    first_fault: Finding | None = None,
     waivers: Sequence[Waiver] = (),
     today: datetime.date | None = None,
 ) -> Verdict:
-    """The verdict of a run. `first_fault` is what localisation named; a waived one is not a fault: the next blocker is.
+    """The verdict on what the checks answered and found.
 
     `today` is needed with waivers only (their dates); it never reaches the verdict.
     """
-    outcomes = tuple(a.outcome for a in answers)
-    found = tuple(f for a in answers for f in a.findings)
-    findings = apply_waivers(found, waivers, today=today or datetime.date.today(), partial=scene.partial)
+    findings = apply_waivers(findings, waivers, today=today or datetime.date.today(), partial=scene.partial)
     not_run = _unique((*scene.not_run, *_unanswered(outcomes, scene.expected), *_named(outcomes)))
     status = _status(outcomes, findings, not_run)
     return Verdict(
@@ -87,8 +81,8 @@ def decide(
         profile=scene.profile,
         cases=scene.cases,
         findings=findings,
-        first_fault=_first(first_fault, findings) if status in ("not_ready", "error") else None,
-        checks=outcomes,
+        first_fault=_first(findings),
+        checks=tuple(outcomes),
         not_run=not_run,
         drift=scene.drift,
         choices=scene.choices,
@@ -152,19 +146,11 @@ def _unique(items: Iterable[NotRun]) -> tuple[NotRun, ...]:
     return tuple(kept.values())
 
 
-def _first(named: Finding | None, findings: Sequence[Finding]) -> Finding | None:
-    blockers = [f for f in findings if f.severity == "blocker" and not f.waived]
-    if named is not None:
-        for f in blockers:
-            if (f.id, f.check, f.request, f.position, f.layer) == (
-                named.id,
-                named.check,
-                named.request,
-                named.position,
-                named.layer,
-            ):
-                return f
-    return blockers[0] if blockers else None
+def _first(findings: Sequence[Finding]) -> Finding | None:
+    """What to repair first: a fault of the harness, then what localisation names, then the baseline's and waivers'."""
+    harness = [f for f in findings if f.stack_layer == "harness"]
+    own = [f for f in findings if f.check != WAIVERS and not f.check.startswith(BASELINE)]
+    return first_fault(harness) or first_fault(own) or first_fault(findings)
 
 
 # ------------------------------------------------------------------------------------------------ the file itself

@@ -28,7 +28,8 @@ def drift_chart(case: str, rows: Sequence[dict[str, Any]], *, limit: float = 1.1
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"drift {case}", "font.family": "sans-serif"}):
+    salt = hashlib.sha256(case.encode("utf-8", "replace")).hexdigest()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif"}):
         figure = Figure(figsize=(7.2, 3.0), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()

@@ -1,0 +1,86 @@
+"""`day0check list WHAT`: one name a line on stdout, the rest of the line says what it is. Never imports torch."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+Row = tuple[str, str]
+
+
+def _cases() -> list[Row]:
+    from day0check.case import catalogue
+
+    rows = []
+    for located in catalogue():
+        entry = located.entry
+        parts = [f"stage {', '.join(entry.stage)}", f"{len(entry.request)} requests" if entry.request else "no model"]
+        parts += [f"model {entry.model}"] if entry.model else []
+        parts += ["images"] if entry.needs_vision else []
+        rows.append((entry.id, "; ".join(parts)))
+    return rows
+
+
+def _operators() -> list[Row]:
+    from day0check.contracts import CONTRACTS
+
+    return [(c.name, f"{c.kind}: {c.summary}") for c in sorted(CONTRACTS.values(), key=lambda c: c.name)]
+
+
+def _presets() -> list[Row]:
+    """Read from the table in the source of `reference/presets.py`: importing it would import torch."""
+    import reference
+
+    source = Path(next(iter(reference.__path__))) / "presets.py"
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        target = node.target if isinstance(node, ast.AnnAssign) else None
+        if isinstance(target, ast.Name) and target.id == "_PRESETS" and isinstance(node.value, ast.Dict):
+            names = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+            return [(str(name), "seeded small model, written on first use") for name in names]
+    raise AssertionError("reference/presets.py has no table _PRESETS")
+
+
+def _checks() -> list[Row]:
+    from day0check.checks import CHECKS
+
+    return [(name, module.QUESTION) for name, module in CHECKS.items()]
+
+
+def _profiles() -> list[Row]:
+    from day0check.contracts.profiles import PROFILES
+
+    return [(name, f"activations in {profile.act_dtype}") for name, profile in PROFILES.items()]
+
+
+def _backends() -> list[Row]:
+    from day0check.backends.loader import BACKENDS
+
+    return [(name, where) for name, where in BACKENDS.items()]
+
+
+KINDS: dict[str, Callable[[], list[Row]]] = {
+    "cases": _cases,
+    "operators": _operators,
+    "presets": _presets,
+    "checks": _checks,
+    "profiles": _profiles,
+    "backends": _backends,
+}
+
+
+@click.command("list")
+@click.argument("what", type=click.Choice(tuple(KINDS)))
+@click.option("--json", "as_json", is_flag=True, help="A JSON list of {name, about} instead of lines.")
+def list_(what: str, as_json: bool) -> None:
+    """List what there is: names that `run` and operators files understand."""
+    rows = KINDS[what]()
+    if as_json:
+        click.echo(json.dumps([{"name": name, "about": about} for name, about in rows], ensure_ascii=False, indent=2))
+        return
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, about in rows:
+        click.echo(f"{name:<{width}}  {about}")

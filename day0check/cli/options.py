@@ -1,0 +1,68 @@
+"""What several commands share: durations, the waivers file, and where the verdict of a command goes."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+
+import click
+
+from day0check.errors import UsageError
+from day0check.gate import exit_code, render, write_verdict
+from day0check.types import Verdict
+from day0check.waivers import Waiver, read_waivers
+
+WAIVERS_FILE = "waivers.toml"
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Duration(click.ParamType):
+    """Seconds from `90`, `90s`, `10m` or `1.5h`."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(value).strip())
+        seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+        if seconds <= 0:
+            self.fail(f"{value!r} is no duration above zero: write 90s, 10m or 1.5h", param, ctx)
+        return seconds
+
+
+def today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
+
+
+def waivers_of(given: Path | None, *, on: datetime.date) -> tuple[tuple[Waiver, ...], Path | None]:
+    """The waivers in use and their file: the one given, else `waivers.toml` of the working directory if there is one."""
+    path = given if given is not None else Path(WAIVERS_FILE)
+    if given is None and not path.is_file():
+        return (), None
+    return read_waivers(path, today=on), path
+
+
+def deliver(verdict: Verdict, folder: Path, *, as_json: bool) -> None:
+    """Writes verdict.json first, then the views, shows the verdict, and ends with its exit code."""
+    write_verdict(verdict, folder / "verdict.json")
+    if as_json:
+        click.echo(render(verdict), nl=False)
+    from day0check.report.console import console, show
+    from day0check.report.write import append_step_summary, write_views
+
+    show(verdict, console(), folder=str(folder))
+    write_views(verdict, folder)
+    append_step_summary(verdict)
+    raise click.exceptions.Exit(int(exit_code(verdict)))
+
+
+def run_folder(given: Path) -> Path:
+    """The folder of a finished run. Raises UsageError when it is none."""
+    if not given.is_dir():
+        raise UsageError("there is no such folder", where=str(given), todo="give the --out folder of a run")
+    if not (given / "verdict.json").is_file():
+        todo = "give the --out folder of a run that ended with a verdict"
+        raise UsageError("the folder has no verdict.json", where=str(given), todo=todo)
+    return given
