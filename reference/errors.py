@@ -1,4 +1,4 @@
-"""The one exception of this room. It carries the same three parts as the harness's own errors, without importing them."""
+"""The exception of this room: the same three parts as the harness's own errors, without importing them."""
 
 from __future__ import annotations
 

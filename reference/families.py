@@ -24,9 +24,9 @@ from reference.errors import CheckpointError
 # Written by every exporter and without any meaning for the mathematics.
 IGNORED_KEYS = frozenset(
     """architectures auto_map dtype torch_dtype model_type transformers_version use_cache initializer_range
-    attention_dropout _name_or_path _attn_implementation output_attentions output_hidden_states return_dict chunk_size_feed_forward
-    is_encoder_decoder problem_type id2label label2id ignore_index quantization_config num_key_value_heads head_dim
-    image_placeholder""".split()
+    attention_dropout _name_or_path _attn_implementation output_attentions output_hidden_states return_dict
+    chunk_size_feed_forward is_encoder_decoder problem_type id2label label2id ignore_index quantization_config
+    num_key_value_heads head_dim image_placeholder""".split()
 )
 SPECIAL_TEXTS = {
     "media_begin": "<|media_begin|>",

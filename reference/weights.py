@@ -125,7 +125,7 @@ class Checkpoint:
             entry = self.entry(name)
             if not _fits(name, entry.shape, stored):
                 raise CheckpointError(
-                    f"tensor {entry.stored!r} has shape {list(entry.shape)}; config.json calls for {list(stored.shape)}",
+                    f"tensor {entry.stored!r} has shape {list(entry.shape)}; config.json asks for {list(stored.shape)}",
                     where=str(entry.file),
                     todo="config.json and the weights are not of the same model",
                 )
