@@ -73,7 +73,7 @@ class Snapshot:
                 "there is no snapshot here", where=str(self.directory), todo="give the output directory of a run"
             )
         self.notes: list[str] = []
-        self._cache: dict[tuple[str, int], dict[str, Rows]] = {}
+        self._cache: dict[tuple[str, int, bool], dict[str, Rows]] = {}
 
     # ------------------------------------------------------------------------------------------------ records
 
@@ -142,16 +142,20 @@ class Snapshot:
         found = self.recorded(tap, request, result)
         return found.positions, found.values
 
-    def recorded(self, tap: str, request: str, result: int = 0) -> Rows:
-        """As `rows`, with the phase and the execution index of the call that wrote each row."""
+    def recorded(self, tap: str, request: str, result: int = 0, *, by_position: bool = True) -> Rows:
+        """As `rows`, with the phase and the execution index of the call that wrote each row.
+
+        `by_position` False leaves the rows in the order of the calls: patches, whose positions are not their order.
+        """
         import torch
 
-        if (tap, result) not in self._cache:
+        key = (tap, result, by_position)
+        if key not in self._cache:
             self._cache.clear()  # one tap at a time: a run's tensors do not fit in memory
-            self._cache[tap, result] = self._assemble(tap, result)
-        return self._cache[tap, result].get(request, Rows((), (), (), torch.empty(0)))
+            self._cache[key] = self._assemble(tap, result, by_position)
+        return self._cache[key].get(request, Rows((), (), (), torch.empty(0)))
 
-    def _assemble(self, tap: str, result: int) -> dict[str, Rows]:
+    def _assemble(self, tap: str, result: int, by_position: bool) -> dict[str, Rows]:
         import torch
 
         entries = [e for e in self._by_tap.get(tap, ()) if e.result == result and e.file and e.owner]
@@ -179,7 +183,8 @@ class Snapshot:
         everything = torch.cat(tensors) if tensors else torch.empty(0)
         found = {}
         for name, wanted in pieces.items():
-            wanted.sort(key=lambda p: p[0])  # stable: rows of one position keep their order
+            if by_position:
+                wanted.sort(key=lambda p: p[0])  # stable: rows of one position keep their order
             at = torch.tensor([offsets[i] + row for _, i, row in wanted], dtype=torch.int64)
             found[name] = Rows(
                 tuple(p for p, _, _ in wanted),

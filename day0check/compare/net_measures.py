@@ -1,0 +1,330 @@
+"""Gathers what the net saw of one case, row by row, and turns it into one measure per (tap, phase)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from day0check.compare.locate import split_tap
+from day0check.compare.logits import MARGIN_LIMIT, compare_logits, given_up_logits, logit_noise
+from day0check.compare.net_noise import row_errors
+from day0check.compare.propagated_choices import FORMS, LIMIT, Judged
+from day0check.contracts import CONTRACTS
+from day0check.snapshot import Rows, Snapshot
+from day0check.types import Measure, Outputs, Request
+
+WHOLE_LIMIT = 1.1  # of random rounding's own noise; nearest rounding stays near 0.7 (method.md, 5)
+ROW_LIMIT = 50.0
+TOKENS = "sample.token"
+LOGITS = "head.logits"
+
+
+@dataclass
+class _Group:
+    """The rows of one (tap, phase): a list of column name -> [n] tensors, one dict per request."""
+
+    tap: str
+    operator: str
+    order: int
+    columns: int
+    addresses: list[tuple[str, int]] = field(default_factory=list)
+    parts: list[dict[str, torch.Tensor]] = field(default_factory=list)
+
+    def column(self, name: str) -> torch.Tensor:
+        return torch.cat([part[name] for part in self.parts], dim=-1)
+
+
+class CaseTable:
+    """Rows of all requests of a case by (tap, phase). Keeps numbers per row, never the tensors."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._groups: dict[tuple[str, str], _Group] = {}
+        self._skipped: dict[str, str] = {}
+
+    def fed_length(self, request: str, default: int) -> int:
+        """1 + the largest position of the request among captured rows, or `default` when nothing was captured."""
+        seen = [
+            position
+            for entry in self.snapshot.entries
+            for owner, position in zip(entry.owner, entry.position, strict=True)
+            if owner >= 0 and entry.requests[owner] == request
+        ]
+        return max(seen) + 1 if seen else default
+
+    # ------------------------------------------------------------------------------------------- collecting
+
+    def add_values(
+        self, tap: str, operator: str, request: str, oracle: torch.Tensor, replicates: Sequence[torch.Tensor]
+    ) -> None:
+        """`oracle` and each of `replicates`: results [rows, ...] of one pass over the request."""
+        vision = tap.startswith("vision.")
+        recorded = self.snapshot.recorded(tap, request, by_position=not vision)
+        if not recorded.positions:
+            return
+        rows = self._align(tap, recorded, len(oracle), vision)
+        if rows is None:
+            return
+        own, at = rows
+        candidate = recorded.values[own].flatten(1).to(oracle.device)
+        wanted = oracle[at].flatten(1)
+        if candidate.shape != wanted.shape:
+            self._skipped[tap] = f"its rows have {candidate.shape[1]} elements, the reference has {wanted.shape[1]}"
+            return
+        others = torch.stack([r[at].flatten(1).double() for r in replicates])
+        errors = row_errors(wanted, candidate, others)
+        columns = {
+            "z": errors.z,
+            "replicate_z": errors.replicate_z,
+            "error": errors.error,
+            "noise": errors.noise,
+            "signal": errors.signal,
+            "bad": (~errors.finite).double(),
+        }
+        if operator == LOGITS:
+            found = compare_logits(wanted, candidate, others)
+            columns |= {
+                "agrees": found.agrees.double(),
+                "margin": found.margin,
+                "kl": found.kl,
+                "noise_kl": found.noise_kl,
+            }
+        self._add(tap, operator, request, recorded, own, columns, width=wanted.shape[1])
+
+    def _align(self, tap: str, recorded: Rows, length: int, vision: bool) -> tuple[list[int], torch.Tensor] | None:
+        """(indices of recorded rows, rows of the pass that they belong to)."""
+        if vision:  # patches have no position of their own: all of them, in order
+            if len(recorded.positions) != length:
+                self._skipped[tap] = f"{len(recorded.positions)} rows recorded, the reference has {length}"
+                return None
+            return list(range(length)), torch.arange(length)
+        own = [i for i, p in enumerate(recorded.positions) if p < length]
+        return own, torch.tensor([recorded.positions[i] for i in own], dtype=torch.int64)
+
+    def add_choices(
+        self, tap: str, operator: str, request: str, recorded: Rows, rows: list[int], judged: Judged
+    ) -> None:
+        columns = {
+            "form": judged.form.double(),
+            "regret": judged.regret.double(),
+            "flips": judged.flips.double(),
+            "noise_flips": judged.noise_flips,
+        }
+        self._add(tap, operator, request, recorded, rows, columns, width=recorded.values[0].numel())
+
+    def add_tokens(self, request: Request, outputs: Outputs, oracle: torch.Tensor, replicates: torch.Tensor) -> None:
+        """Tokens that the candidate chose freely at temperature 0, against the oracle's logits [rows, V]."""
+        if request.temperature != 0 or any(request.forced):
+            return
+        sequence = outputs.sequences[request.id]
+        spans = outputs.generated.get(request.id, ())
+        rows = [
+            (p - 1, "prefill" if p == a else "decode") for a, b in spans for p in range(a, b) if 0 < p <= len(oracle)
+        ]
+        if not rows:
+            return
+        at = torch.tensor([row for row, _ in rows], device=oracle.device)
+        tokens = torch.tensor([sequence[row + 1] for row, _ in rows], device=oracle.device)
+        wide = oracle[at].double()
+        given_up = given_up_logits(wide, tokens) / logit_noise(wide, replicates[:, at])
+        recorded = Rows(tuple(row for row, _ in rows), tuple(phase for _, phase in rows), (), torch.empty(len(rows), 1))
+        columns = {"agrees": (wide.argmax(-1) == tokens).double(), "margin": given_up}
+        self._add(TOKENS, TOKENS, request.id, recorded, list(range(len(rows))), columns, width=1)
+
+    def add_missing(self, request: str, met: Sequence[str]) -> None:
+        """Taps that the passes met and the candidate did not record; nothing to say when it records no tap at all."""
+        known = self.snapshot.taps()
+        for tap in met if known else ():
+            if tap not in known:
+                self._skipped.setdefault(tap, "the candidate did not record it")
+            elif self.snapshot.dropped(tap):
+                self._skipped.setdefault(tap, self.snapshot.dropped(tap))
+            elif not self.snapshot.requests(tap):
+                self._skipped.setdefault(tap, "its rows have no row map")
+
+    def _add(
+        self,
+        tap: str,
+        operator: str,
+        request: str,
+        recorded: Rows,
+        rows: list[int],
+        columns: dict[str, torch.Tensor],
+        *,
+        width: int,
+    ) -> None:
+        phases = [recorded.phases[i] for i in rows]
+        columns = {name: value.cpu() for name, value in columns.items()}
+        for phase in dict.fromkeys(phases):
+            here = [i for i, p in enumerate(phases) if p == phase]
+            order = min((recorded.orders[rows[i]] for i in here), default=0) if recorded.orders else 1 << 30
+            group = self._groups.setdefault((tap, phase), _Group(tap, operator, order, width))
+            group.order = min(group.order, order)
+            group.addresses += [(request, recorded.positions[rows[i]]) for i in here]
+            group.parts.append({name: value[..., here] for name, value in columns.items()})
+
+    # --------------------------------------------------------------------------------------------- judging
+
+    def measures(self) -> list[Measure]:
+        """One measure per (tap, phase), in order of execution, and one for each tap that could not be judged."""
+        found = [_judge(group, phase) for (_, phase), group in self._groups.items()]
+        found += [_not_judged(tap, self.snapshot, reason) for tap, reason in self._skipped.items()]
+        return sorted(found, key=lambda m: (m.order, m.tap, m.phase))
+
+
+def layer_of(tap: str) -> int | None:
+    return int(tap.split(".")[1]) if tap.startswith("layers.") else None
+
+
+def _not_judged(tap: str, snapshot: Snapshot, reason: str) -> Measure:
+    operator = split_tap(tap)[1] or tap
+    kind = CONTRACTS[operator].kind if operator in CONTRACTS else "compute"
+    order = snapshot.first_order(tap)
+    return Measure(tap, operator, kind, "prefill", layer_of(tap), order, 0, 0, False, not_judged=reason)
+
+
+def _judge(group: _Group, phase: str) -> Measure:
+    names = group.parts[0]
+    if "form" in names:
+        return _judge_choices(group, phase)
+    statistics: dict[str, float] = {}
+    limits: dict[str, float] = {}
+    rows = torch.zeros(0)
+    if "z" in names:
+        rows = _value_statistics(group, statistics, limits)
+    if "margin" in names:
+        _logit_statistics(group, statistics, limits)
+    failing = next((name for name in limits if not statistics[name] <= limits[name]), "")
+    at = _address(group, failing, rows)
+    pattern, message = _in_words(failing, statistics, limits)
+    return _measure(group, phase, statistics, limits, failing, at=at, pattern=pattern, message=message)
+
+
+def _value_statistics(group: _Group, statistics: dict[str, float], limits: dict[str, float]) -> torch.Tensor:
+    """Fills in the statistics of a travelling tensor; returns each row's error in noises [n]."""
+    z, own = group.column("z"), group.column("replicate_z").mean(0)
+    error, noise, signal = (float(group.column(name).sum()) for name in ("error", "noise", "signal"))
+    rows = z.sqrt()
+    statistics["non_finite"], limits["non_finite"] = float(group.column("bad").sum()), 0.0
+    statistics["whole"] = float((z.mean() / own.mean().clamp(min=1e-3)).sqrt())
+    limits["whole"] = WHOLE_LIMIT
+    statistics["row"], limits["row"] = float(rows.max()), ROW_LIMIT
+    statistics["relative_l2"] = (error / max(signal, 1e-300)) ** 0.5
+    statistics["noise_relative_l2"] = (noise / max(signal, 1e-300)) ** 0.5
+    return rows
+
+
+def _logit_statistics(group: _Group, statistics: dict[str, float], limits: dict[str, float]) -> None:
+    margin = group.column("margin")
+    statistics["margin"], limits["margin"] = float(margin.max()), MARGIN_LIMIT
+    statistics["top1_agreement"] = float(group.column("agrees").mean())
+    diverging = [address[1] for address, ok in zip(group.addresses, group.column("agrees"), strict=True) if not ok]
+    statistics["first_diverging_position"] = float(min(diverging, default=-1))
+    if "kl" in group.parts[0]:
+        statistics["kl"] = float(group.column("kl").mean())
+        statistics["noise_kl"] = float(group.column("noise_kl").mean())
+
+
+def _judge_choices(group: _Group, phase: str) -> Measure:
+    form, regret = group.column("form"), group.column("regret")
+    statistics = {
+        "illegal": float((form > 0).sum()),
+        "regret": float(torch.where(form > 0, 0.0, regret).max()),
+        "flips": float(group.column("flips").sum()),
+        "noise_flips": float(group.column("noise_flips").sum()),
+    }
+    limits = {"illegal": 0.0, "regret": LIMIT}
+    failing = next((name for name in limits if not statistics[name] <= limits[name]), "")
+    beyond = (form > 0) if failing == "illegal" else (regret > LIMIT)
+    at = _lowest(group, beyond) if failing else None
+    pattern, message = "", ""
+    if failing == "illegal":
+        pattern = FORMS[int(form[beyond][0]) - 1]
+        message = f"{pattern}: {int(beyond.sum())} of {len(form)} rows"
+    elif failing:
+        pattern = "skips better keys" if group.operator == "dsa.select" else "skips better experts"
+        message = (
+            f"{pattern}: {int(beyond.sum())} of {len(form)} rows give up more than {LIMIT:g} score noises, "
+            f"the worst {statistics['regret']:.3g}"
+        )
+    return _measure(group, phase, statistics, limits, failing, at=at, pattern=pattern, message=message)
+
+
+def _lowest(group: _Group, beyond: torch.Tensor) -> int | None:
+    """The row with the lowest position among those of the first request that has one beyond its limit."""
+    rows = beyond.nonzero().flatten().tolist()
+    if not rows:
+        return None
+    first = group.addresses[rows[0]][0]
+    return min((r for r in rows if group.addresses[r][0] == first), key=lambda r: group.addresses[r][1])
+
+
+def _address(group: _Group, failing: str, rows: torch.Tensor) -> int | None:
+    if not failing:
+        return None
+    if failing == "non_finite":
+        return _lowest(group, group.column("bad") > 0)
+    if failing == "margin":
+        return _lowest(group, group.column("margin") > MARGIN_LIMIT)
+    if failing == "row":
+        return _lowest(group, rows > ROW_LIMIT)
+    return int(rows.argmax())
+
+
+def _in_words(failing: str, statistics: dict[str, float], limits: dict[str, float]) -> tuple[str, str]:
+    if not failing:
+        return "", ""
+    value, limit = statistics[failing], limits[failing]
+    return {
+        "non_finite": ("nan", f"{value:.0f} rows hold NaN or infinity where the oracle is finite"),
+        "row": ("one row", f"a row is {value:.3g} noises from the oracle, limit {limit:.3g}"),
+        "margin": (
+            "another token",
+            f"a token gives up {value:.3g} logit noises against the oracle's, limit {limit:.3g}",
+        ),
+        "whole": (
+            "whole",
+            f"the error is {value:.3g} times the noise of random rounding, limit {limit:.3g} "
+            f"(relative error {statistics.get('relative_l2', 0):.2g}, "
+            f"noise {statistics.get('noise_relative_l2', 0):.2g})",
+        ),
+    }[failing]
+
+
+def _measure(
+    group: _Group,
+    phase: str,
+    statistics: dict[str, float],
+    limits: dict[str, float],
+    failing: str,
+    *,
+    at: int | None,
+    pattern: str,
+    message: str,
+) -> Measure:
+    request, position = group.addresses[at] if at is not None else (None, None)
+    power = None
+    if "noise_relative_l2" in statistics:  # a common factor adds to the noise as the square
+        room = max(limits["whole"] ** 2 - statistics["whole"] ** 2, 0.0)
+        power = statistics["noise_relative_l2"] * room**0.5
+    return Measure(
+        tap=group.tap,
+        operator=group.operator,
+        kind=CONTRACTS[group.operator].kind,
+        phase=phase,
+        layer=layer_of(group.tap),
+        order=group.order,
+        rows=len(group.addresses),
+        elements=len(group.addresses) * group.columns,
+        passed=not failing,
+        statistics=statistics,
+        limits=limits,
+        failing=failing,
+        request=request,
+        position=position,
+        pattern=pattern,
+        message=message,
+        power=power,
+    )

@@ -1,0 +1,110 @@
+"""The noise of a travelling tensor, from replicates that were carried along, and a candidate's error in its units.
+
+n rows, d columns, R replicates. Errors of the net are heavy-tailed over rows (a sharp softmax or a state can multiply
+one rounding), so the map is row factor times column factor, rows moderated towards each other (method.md, 1 and 5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from scipy.special import polygamma
+
+ROUNDS = 4  # of alternating means; one is not enough on outlier channels
+FLOOR = 4 * 2.0**-24  # of a row's root mean square: float32 arithmetic that no rounding point names
+_MOST_DEGREES = 1e4
+
+
+@dataclass(frozen=True)
+class RowErrors:
+    """One row a line, all float64 [n] but `replicate_z` [R, n].
+
+    `z`: mean square over columns of the candidate's error in units of the noise map; `replicate_z` the same of each
+    replicate. `error`, `noise`, `signal`: sums of squares over columns. `finite`: False where the candidate has NaN or
+    infinity and the oracle has not.
+    """
+
+    z: torch.Tensor
+    replicate_z: torch.Tensor
+    error: torch.Tensor
+    noise: torch.Tensor
+    signal: torch.Tensor
+    finite: torch.Tensor
+
+
+def row_errors(oracle: torch.Tensor, candidate: torch.Tensor, replicates: torch.Tensor) -> RowErrors:
+    """Errors of `candidate` [n, d] and of `replicates` [R, n, d] against `oracle` [n, d] in units of the noise map."""
+    oracle = oracle.double()
+    wide = candidate.double()
+    finite = (torch.isfinite(wide) | ~torch.isfinite(oracle)).all(-1)
+    error = torch.where(torch.isfinite(wide) & torch.isfinite(oracle), wide - oracle, 0.0).square()
+    noise = (replicates.double() - oracle).nan_to_num().square()
+    variance = noise_map(noise.mean(0), oracle, degrees=len(replicates) * oracle.shape[-1])
+    return RowErrors(
+        z=(error / variance).mean(-1),
+        replicate_z=(noise / variance).mean(-1),
+        error=error.sum(-1),
+        noise=noise.mean(0).sum(-1),
+        signal=oracle.nan_to_num().square().sum(-1),
+        finite=finite,
+    )
+
+
+def noise_map(mean_square: torch.Tensor, oracle: torch.Tensor, *, degrees: float) -> torch.Tensor:
+    """Variance of each element [n, d]: row factor times column factor of `mean_square`, plus the float32 floor.
+
+    Row factors are moderated. `degrees`: how many squares stand behind a row of `mean_square`, an upper bound of its degrees of freedom.
+    """
+    floor = (FLOOR * oracle.nan_to_num().square().mean(-1, keepdim=True).sqrt()).square()
+    floor = floor.clamp(min=torch.finfo(torch.float64).tiny)
+    columns = torch.ones_like(mean_square[:1])
+    for _ in range(ROUNDS):
+        rows = (mean_square / columns).mean(-1, keepdim=True)
+        columns = (mean_square / rows.clamp(min=torch.finfo(torch.float64).tiny)).mean(0, keepdim=True)
+        columns = columns / columns.mean().clamp(min=torch.finfo(torch.float64).tiny)
+        columns = columns.clamp(min=1e-12)
+    return moderate(rows.squeeze(-1), degrees=degrees).unsqueeze(-1) * columns + floor
+
+
+def moderate(rows: torch.Tensor, *, degrees: float) -> torch.Tensor:
+    """Row variances drawn towards their common value by as much as their spread allows (Smyth 2004, limma).
+
+    Rows without noise are left alone: nothing was rounded there.
+    """
+    noisy = rows > 0
+    if int(noisy.sum()) < 3:
+        return rows
+    logs = rows[noisy].log()
+    spread = float(logs.var()) - float(polygamma(1, degrees / 2))
+    prior = 2 * _inverse_trigamma(spread) if spread > 0 else _MOST_DEGREES
+    common = rows[noisy].mean()
+    drawn = (prior * common + degrees * rows) / (prior + degrees)
+    return torch.where(noisy, drawn, rows)
+
+
+def _inverse_trigamma(value: float) -> float:
+    """x with trigamma(x) = value, by Newton steps on 1/trigamma (Smyth 2004, appendix)."""
+    if value < 1e-6:
+        return 1 / value
+    x = 0.5 + 1 / value
+    for _ in range(20):
+        step = float(polygamma(1, x)) * (1 - float(polygamma(1, x)) / value) / float(polygamma(2, x))
+        x += step
+        if abs(step) < 1e-8 * x:
+            break
+    return x
+
+
+def add_float32_noise(
+    value: torch.Tensor, terms: int, generator: torch.Generator, *, share: float = 1.0
+) -> torch.Tensor:
+    """`value` with the error of float32 sums over `terms` products, drawn at random: a relative sqrt(terms)/8 * 2^-24.
+
+    Used where float32 is the claimed precision, so that its sums are the noise (method.md, 1).
+    """
+    if not value.is_floating_point() or value.dim() == 0:
+        return value
+    size = share * max(1.0, terms**0.5 / 8) * 2.0**-24
+    scale = value.square().mean(-1, keepdim=True).sqrt() * size
+    return value + scale * torch.randn(value.shape, generator=generator, dtype=value.dtype, device=value.device)

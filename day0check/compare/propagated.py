@@ -1,0 +1,197 @@
+"""The propagated net: every travelling tap of a candidate against the oracle through the whole run.
+
+For each request one teacher-forced causal pass over the candidate's whole sequence: the oracle in float64 and beside
+it replicates under random rounding at the profile's points. They meet at each tap of a contract with `net=True`: there
+the candidate's rows are compared, and its legal choices are replayed into every pass (method.md, 3 and 5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from day0check.compare.lockstep import run_together
+from day0check.compare.net_measures import CaseTable
+from day0check.compare.net_noise import add_float32_noise
+from day0check.compare.propagated_choices import Judged, judge_route, judge_selection
+from day0check.compare.rounding import Rounder
+from day0check.contracts import CONTRACTS
+from day0check.contracts.profiles import PROFILES, Profile
+from day0check.errors import InputError
+from day0check.snapshot import Snapshot
+from day0check.types import Measure, Request, RunCase
+
+Forward = Callable[[Sequence[int], Sequence[str], Callable[..., Any]], torch.Tensor]
+REPLAYED = ("dsa.select", "moe.route")
+
+
+def compare_case(
+    model: Any,
+    profile: Profile | str,
+    case: RunCase,
+    snapshot: Snapshot,
+    *,
+    device: str = "cpu",
+    replicates: int = 2,
+    seed: int = 0,
+) -> list[Measure]:
+    """The measures of the net for one case, in order of execution, one per (tap, phase).
+
+    `model`: a checkpoint directory, a `reference.weights.Checkpoint`, or a pair of functions
+    (oracle in float64, expected) with the signature (tokens, images, call) -> logits [tokens, vocab].
+    Random numbers depend on `seed`, request and replicate only. Raises InputError when the candidate left no outputs.
+    """
+    profile = PROFILES[profile] if isinstance(profile, str) else profile
+    outputs = snapshot.outputs
+    if outputs is None:
+        raise InputError(
+            "the candidate left no outputs to follow", where=str(snapshot.directory), todo="run the case to its end"
+        )
+    oracle, expected = model if isinstance(model, tuple) else _forwards(model, profile, device)
+    table = CaseTable(snapshot)
+    for index, request in enumerate(case.requests):
+        sequence = outputs.sequences.get(request.id)
+        if not sequence:
+            continue  # the check "candidate" accuses it
+        run = _RequestRun(profile, request, sequence, snapshot, table, device=device)
+        bodies = [run.body(oracle, None)]
+        for replicate in range(replicates):
+            bodies.append(run.body(expected, _generator((seed, index, replicate), device)))
+        logits = run_together(bodies, run.at_meeting)
+        table.add_tokens(request, outputs, logits[0], torch.stack([value.double() for value in logits[1:]]))
+        table.add_missing(request.id, run.met)
+    return table.measures()
+
+
+def _forwards(model: Any, profile: Profile, device: str) -> tuple[Forward, Forward]:
+    from reference.model import Model
+    from reference.weights import Checkpoint
+
+    checkpoint = Checkpoint(model) if isinstance(model, (str, Path)) else model
+    # rounding points of bfloat16 lie far above the arithmetic of float32; those of float32 do not
+    narrow = torch.float64 if profile.act_dtype == "float32" else torch.float32
+    wide = Model(checkpoint, dtype=torch.float64, device=device)
+    expected = Model(checkpoint, dtype=narrow, device=device)
+    return (
+        lambda tokens, images, call: wide.forward(list(tokens), images=images, call=call),
+        lambda tokens, images, call: expected.forward(list(tokens), images=images, call=call),
+    )
+
+
+def _generator(key: tuple[int, ...], device: str) -> torch.Generator:
+    digest = hashlib.sha256(repr(("net", *key)).encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+@dataclass
+class _RequestRun:
+    """The passes of one request: what each does at a call, and what happens where they meet."""
+
+    profile: Profile
+    request: Request
+    sequence: Sequence[int]
+    snapshot: Snapshot
+    table: CaseTable
+    device: str = "cpu"
+    met: list[str] = field(default_factory=list)
+
+    def tokens(self) -> list[int]:
+        """The part of the sequence that the candidate fed: a token chosen last is never an input."""
+        return list(self.sequence[: max(1, self.table.fed_length(self.request.id, len(self.sequence) - 1))])
+
+    def body(self, forward: Forward, generator: torch.Generator | None) -> Callable[..., torch.Tensor]:
+        images = tuple(image for turn in self.request.turns for image in turn.images)
+
+        def run(meet: Callable[[str, Any], Any]) -> torch.Tensor:
+            def call(place: str, operator: str, function: Callable, *args: Any, site: str = "", **kwargs: Any) -> Any:
+                tap = ".".join(part for part in (place, operator, site) if part)
+                if operator in REPLAYED:
+                    chosen = meet(tap, (operator, function, args, kwargs))
+                    return chosen if operator == "dsa.select" else _routed(chosen, *args, **kwargs)
+                result = self._rounded(operator, function, args, kwargs, generator)
+                if operator in CONTRACTS and CONTRACTS[operator].net:
+                    meet(tap, (operator, None, (result,), {}))
+                return result
+
+            return forward(self.tokens(), images, call)
+
+        return run
+
+    def _rounded(
+        self, operator: str, function: Callable, args: tuple, kwargs: dict, generator: torch.Generator | None
+    ) -> Any:
+        if generator is None:
+            return function(*args, **kwargs)
+        points = self.profile.points_of(operator)
+        if points:
+            kwargs = kwargs | {"round": Rounder(points, "random", generator)}
+        result = function(*args, **kwargs)
+        if self.profile.act_dtype != "float32" or CONTRACTS[operator].kind != "compute":
+            return result
+        terms = max(args[0].shape[1:], default=1)
+        noisy = tuple(
+            add_float32_noise(value, terms, generator) for value in (result if isinstance(result, tuple) else (result,))
+        )
+        return noisy if isinstance(result, tuple) else noisy[0]
+
+    # ---------------------------------------------------------------------------------------------- meetings
+
+    def at_meeting(self, tap: str, values: list[tuple[str, Callable | None, tuple, dict]]) -> Any:
+        self.met.append(tap)
+        operator, function = values[0][:2]
+        if operator in REPLAYED:
+            return self._choose(tap, operator, function, [(args, kwargs) for _, _, args, kwargs in values])
+        results = [args[0][0] if isinstance(args[0], tuple) else args[0] for _, _, args, _ in values]
+        self.table.add_values(tap, operator, self.request.id, results[0], results[1:])
+        return None
+
+    def _choose(self, tap: str, operator: str, function: Callable, calls: list[tuple[tuple, dict]]) -> torch.Tensor:
+        (args, kwargs), scores = calls[0], [_biased(*a, **k) for a, k in calls]
+        own = function(*args, **kwargs)
+        own = own if operator == "dsa.select" else own[0]
+        recorded = self.snapshot.recorded(tap, self.request.id)
+        inside = [i for i, p in enumerate(recorded.positions) if p < len(own)]
+        if not inside:
+            return own
+        at = torch.tensor([recorded.positions[i] for i in inside], device=own.device)
+        chosen = recorded.values[inside].to(own.device, torch.int64).flatten(1)
+        oracle, others = scores[0][at], [s[at].double() for s in scores[1:]]
+        if operator == "dsa.select":
+            limits = {"k": kwargs["k"], "threshold": kwargs.get("threshold")}
+            judged = judge_selection(oracle, others, chosen, kwargs["visible"][at], **limits)
+        else:
+            limits = {name: kwargs[name] for name in ("k", "groups", "kept_groups")}
+            judged = judge_route(oracle, others, chosen, **limits)
+        self.table.add_choices(tap, operator, self.request.id, recorded, inside, judged)
+        return _replayed(own, at, chosen, judged)
+
+
+def _replayed(own: torch.Tensor, at: torch.Tensor, chosen: torch.Tensor, judged: Judged) -> torch.Tensor:
+    """The oracle's own choices with the legal rows of the candidate's put in their place."""
+    width = own.shape[-1]
+    legal = judged.legal
+    # -1 may stand in any place: the chosen ones first, then cut or fill to the width of our own
+    packed = chosen.gather(1, (chosen < 0).to(torch.int8).sort(dim=-1, stable=True).indices)[:, :width]
+    packed = torch.nn.functional.pad(packed, (0, width - packed.shape[-1]), value=-1)
+    replayed = own.clone()
+    replayed[at[legal]] = packed[legal].to(own.dtype)
+    return replayed
+
+
+def _biased(scores: torch.Tensor, *, bias: torch.Tensor | None = None, **_: Any) -> torch.Tensor:
+    return scores if bias is None else scores + bias
+
+
+def _routed(
+    ids: torch.Tensor, scores: torch.Tensor, *, renormalise: bool, scale: float, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, weights) of a route with given experts: unbiased scores of the chosen, renormalised, times scale."""
+    weights = scores.gather(1, ids.long())
+    if renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return ids, weights * scale
