@@ -1,0 +1,174 @@
+"""Judges a compute call: the oracle in float64, replicates where the profile rounds inside, then the statistics."""
+
+from __future__ import annotations
+
+import torch
+
+from day0check.compare.judgement import Judgement, merge
+from day0check.compare.metrics import Expected, judge_result
+from day0check.compare.replay import Replay
+from day0check.compare.rounding import Rounder, random_variance, ulp
+from day0check.compare.sums import float32_floor, simple_floor
+from day0check.contracts.profiles import Profile
+
+BLOCK_ELEMENTS = 2**22  # float64 elements of arguments and results that one block of rows may hold
+ATTENTIONS = ("mla.attention", "dsa.attention", "vision.attention")
+LEAST_SAMPLES, MOST_REPLICATES = 32, 8  # rows times replicates behind a column of the noise map
+
+
+def judge_compute(
+    replay: Replay, results: tuple[torch.Tensor, ...], profile: Profile, *, seed: int, keep: torch.Tensor | None = None
+) -> list[Judgement]:
+    """One judgement per floating-point result of a call (or of joined calls), with `axis` and `row` set.
+
+    `keep` bool [rows]: rows of the first argument that count. Large calls are judged in blocks of rows where rows do
+    not depend on each other. Raises whatever the reference raises on the candidate's arguments.
+    """
+    count = len(next(iter(results))) if results and results[0].dim() else 0
+    judged: list[Judgement | None] = [None] * len(results)
+    for start, end in _blocks(replay, results, count):
+        whole = (start, end) == (0, count)
+        part = replay if whole else _rows_of(replay, start, end)
+        own = results if whole else tuple(r[start:end] for r in results)
+        kept = keep if keep is None or whole else keep[start:end]
+        for i, judgement in enumerate(_judge_block(part, own, profile, seed + start, kept)):
+            judgement = _shifted(judgement, start)
+            judged[i] = judgement if judged[i] is None else merge(judged[i], judgement)
+    return [j for j in judged if j is not None]
+
+
+def _blocks(replay: Replay, results: tuple[torch.Tensor, ...], count: int) -> list[tuple[int, int]]:
+    independent = all(a.role in ("rows", "owner", "batch", "shared", "static") for a in replay.contract.args)
+    by_row = all(r.rows == "rows" for r in replay.contract.results) and all(len(r) == count for r in results if r.dim())
+    names = replay.row_names()
+    aligned = all(len(replay.arguments[n]) == count for n in names) and replay.contract.args[0].role == "rows"
+    if not (independent and by_row and aligned and count) or "grids" in replay.arguments:
+        return [(0, count)]
+    elements = sum(replay.arguments[n].numel() for n in names) + sum(r.numel() for r in results)
+    size = max(1, min(count, BLOCK_ELEMENTS * count // max(1, elements)))
+    return [(start, min(count, start + size)) for start in range(0, count, size)]
+
+
+def _rows_of(replay: Replay, start: int, end: int) -> Replay:
+    return replay.changed(**{name: replay.arguments[name][start:end] for name in replay.row_names()})
+
+
+def _shifted(judgement: Judgement, start: int) -> Judgement:
+    if judgement.row is None or start == 0:
+        return judgement
+    return Judgement(**{**judgement.__dict__, "row": judgement.row + start})
+
+
+def _judge_block(
+    replay: Replay, results: tuple[torch.Tensor, ...], profile: Profile, seed: int, keep: torch.Tensor | None
+) -> list[Judgement]:
+    contract = replay.contract
+    replay = replay.wide(torch.float64)
+    oracle = tuple(r.to(torch.float64) if r.is_floating_point() else r for r in replay.run())
+    if len(oracle) != len(results):
+        return [_miscounted(len(results), len(oracle))]
+    inner = profile.inner_points(contract.name)
+    generator = torch.Generator(device=results[0].device).manual_seed(seed)
+    replicates: list[tuple[torch.Tensor, ...]] = []
+    internal = None
+    if inner:
+        points = profile.points_of(contract.name)
+        for _ in range(_replicates(inner, len(results[0]) if results[0].dim() else 1)):
+            replicates.append(replay.run(Rounder(points, "random", generator, leave=("out",))))
+        internal = attention_variance(replay, points["p"]) if contract.name in ATTENTIONS and inner == ("p",) else None
+        floors = [simple_floor(o) for o in oracle if o.is_floating_point()]
+    else:
+        floors = float32_floor(replay, oracle, generator)
+    judged, floor_at = [], iter(floors)
+    for i, (result, spec) in enumerate(zip(results, contract.results, strict=True)):
+        if not oracle[i].is_floating_point():
+            judged.append(_equal(result, oracle[i], spec.rows))
+            continue
+        own = tuple(r[i] for r in replicates if not torch.equal(r[i], oracle[i]))
+        expected = Expected(
+            oracle[i],
+            next(floor_at),
+            _rounded_to(profile, spec.dtype),
+            tuple(r[i] for r in replicates) if own else (),  # a result that no inner point reaches has one rounding
+            internal,
+        )
+        mask = keep if spec.rows == "rows" and keep is not None and len(keep) == len(result) else None
+        judgement = judge_result(result, expected, keep=mask)
+        judged.append(Judgement(**{**judgement.__dict__, "axis": spec.rows}))
+    return judged
+
+
+def _rounded_to(profile: Profile, contract_dtype: str) -> str | None:
+    dtype = profile.dtype_of(contract_dtype)
+    return None if dtype == "float32" else dtype
+
+
+def _replicates(inner: tuple[str, ...], rows: int) -> int:
+    """Two by default; four where one rounding can move a whole row; more for few rows, to fill the noise map."""
+    least = 4 if {"s", "operands"} & set(inner) else 2
+    return max(least, min(MOST_REPLICATES, -(-LEAST_SAMPLES // max(1, rows))))
+
+
+def attention_variance(replay: Replay, dtype: str) -> torch.Tensor:
+    """Variance that rounding the probabilities to `dtype` gives each element: sum_n ulp(p_n)^2/6 v_n^2.
+
+    It is the reference itself on squared values, with the probabilities replaced by the variance of their rounding:
+    with few keys one rounding moves a whole row, which two replicates cannot measure.
+    """
+
+    def variance(point: str, value: torch.Tensor) -> torch.Tensor:
+        if point != "p":
+            return value
+        return torch.where(random_variance(value, dtype) > 0, ulp(value.contiguous(), dtype).square() / 6, 0.0)
+
+    arguments = replay.arguments
+    if replay.contract.name == "vision.attention":
+        return replay.changed(v=arguments["v"].square()).run(variance)[0]
+    if replay.contract.name == "mla.attention":
+        return replay.changed(values=arguments["values"].square()).run(variance)[0]
+    return _sparse_variance(variance, **arguments)
+
+
+def _sparse_variance(variance, q, *, keys, valid, value_width: int, scale: float) -> torch.Tensor:
+    """The same for gathered keys, whose values are part of the keys: a further channel takes the place of `valid`."""
+    from reference.attention import attention
+
+    keys = keys.masked_fill(~valid[..., None], 0)
+    closed = torch.where(valid, 0.0, -1e30 / max(scale, 1e-30)).to(keys.dtype)[..., None]
+    n, rows = keys.shape[1], torch.arange(q.shape[0], device=q.device)
+    return attention(
+        torch.cat([q, torch.ones_like(q[..., :1])], -1),
+        keys=torch.cat([keys, closed], -1).unsqueeze(2),
+        values=keys[..., :value_width].square().unsqueeze(2),
+        owner=rows,
+        visible=torch.where(valid.any(-1), n, 0),
+        scale=scale,
+        round=variance,
+    )
+
+
+def _miscounted(found: int, due: int) -> Judgement:
+    return Judgement(
+        0,
+        0,
+        {"results": float(found)},
+        {"results": float(due)},
+        "results",
+        pattern="wrong number of results",
+        message=f"{found} results where the contract has {due}",
+    )
+
+
+def _equal(found: torch.Tensor, expected: torch.Tensor, axis: str) -> Judgement:
+    """An integer result of a compute operator (an image's grid) has one right value."""
+    same = found.shape == expected.shape and bool((found.to(expected.dtype) == expected).all())
+    return Judgement(
+        len(expected),
+        expected.numel(),
+        {"wrong_integers": 0.0 if same else 1.0},
+        {"wrong_integers": 0.0},
+        "" if same else "wrong_integers",
+        axis=axis,
+        pattern="" if same else "wrong integers",
+        message="" if same else f"{found.flatten().tolist()[:8]} where {expected.flatten().tolist()[:8]} is due",
+    )

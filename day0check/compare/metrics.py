@@ -1,0 +1,372 @@
+"""The statistics of one compute result: element bound, largest |z|, ratios of whole, rows, columns and tiles.
+
+Legend: R rows, H heads, C channels. Limits are those of the method notes, section 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from day0check.compare.judgement import Judgement, beyond
+from day0check.compare.noise import NoiseMap, as_matrix, group_spread, noise_map, ratio_limit
+from day0check.compare.rounding import FORMATS, ulp
+
+WHOLE_LIMIT, GROUP_LIMIT, LARGE_TILE_LIMIT, Z_LIMIT, ELEMENT_LIMIT = 1.1, 1.5, 1.25, 8.0, 1.0
+SMALL_TILE, LARGE_TILE = 16, 32  # sides; 32 x 32 = 1,024 elements
+LEAST_FREEDOM = 4.0  # below it a ratio says nothing
+BOUND = 16.0  # element bound B in units of the float32 floor: 2 sqrt(K) against sqrt(K) / 8
+NEAREST = 0.5  # variance of nearest over random rounding
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a result is judged by. oracle, floor and replicates share the candidate's shape [rows, ...], float64.
+
+    `floor`: standard deviation that float32 sums may add. `replicates`: results before the output rounding, under
+    random rounding of the inner points; empty when only the output is rounded. `out_dtype`: None = not rounded.
+    `internal`: variance of the inner roundings where it is known from a formula.
+    """
+
+    oracle: torch.Tensor
+    floor: torch.Tensor
+    out_dtype: str | None
+    replicates: tuple[torch.Tensor, ...] = ()
+    internal: torch.Tensor | None = None
+
+
+def judge_result(candidate: torch.Tensor, expected: Expected, *, keep: torch.Tensor | None = None) -> Judgement:
+    """Judges a candidate's result [rows, ...] of any float dtype.
+
+    `keep`: bool [rows], rows that count (padding does not). Non-finite values come first, then either the element
+    bound (one final rounding, or none) or |z| and the ratios (several roundings).
+    """
+    if tuple(candidate.shape) != tuple(expected.oracle.shape):
+        return _misshapen(candidate, expected.oracle)
+    y, o = as_matrix(candidate.detach().to(torch.float64)), as_matrix(expected.oracle)
+    floor = as_matrix(expected.floor.expand(expected.oracle.shape)).clamp(min=2.0**-126)
+    wrong, usable = _non_finite(y, o, expected.out_dtype)
+    if keep is not None:
+        wrong, usable = wrong & keep[:, None, None], usable & keep[:, None, None]
+    rows, elements = int(y.shape[0]), int(y.numel())
+    if bool(wrong.any()):
+        at = wrong.nonzero()
+        first = y[tuple(at[0])]
+        pattern = "not a number" if bool(torch.isnan(first)) else "infinite" if torch.isinf(first) else "finite"
+        count = float(len(at))
+        return Judgement(
+            rows,
+            elements,
+            {"non_finite": count},
+            {"non_finite": 0.0},
+            "non_finite",
+            int(at[0, 0]),
+            pattern=pattern,
+            message=f"{int(count)} values are {pattern} where the reference is not",
+        )
+    if not bool(usable.any()):
+        return Judgement(rows, elements)
+    error = torch.where(usable, y - o, torch.zeros_like(y))
+    o = torch.where(usable, o, torch.zeros_like(o))
+    if expected.replicates:
+        return _by_ratio(y, o, error, floor, usable, expected)
+    return _by_element(y, o, error, floor, usable, expected.out_dtype)
+
+
+def _misshapen(candidate: torch.Tensor, oracle: torch.Tensor) -> Judgement:
+    return Judgement(
+        int(candidate.shape[0]) if candidate.dim() else 1,
+        int(candidate.numel()),
+        {"shape": 1.0},
+        {"shape": 0.0},
+        "shape",
+        pattern="wrong shape",
+        message=f"shape {list(candidate.shape)} where {list(oracle.shape)} is due",
+    )
+
+
+def _non_finite(y: torch.Tensor, o: torch.Tensor, out_dtype: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(elements whose class differs from the oracle's, elements that are finite on both sides)."""
+    largest = FORMATS[out_dtype or "float32"].largest
+    finite = torch.isfinite(y) & torch.isfinite(o)
+    same = finite | (torch.isnan(y) & torch.isnan(o)) | (y == o)
+    overflow = torch.isinf(y) & (o.abs() >= largest * (1 - 2.0**-9)) & (torch.sign(y) == torch.sign(o))
+    return ~(same | overflow), finite & (o.abs() < largest)
+
+
+def _half_step(y: torch.Tensor, o: torch.Tensor, out_dtype: str | None) -> torch.Tensor:
+    """How far from a result y the exact value may lie for y to be its nearest: half the gap on the oracle's side.
+
+    The gap towards zero below a power of two is half of that above it.
+    """
+    dtype = out_dtype or "float32"
+    step = ulp(y.contiguous(), dtype)
+    power_of_two = (y.abs() == step * 2.0 ** (FORMATS[dtype].bits - 1)) & (
+        y.abs() > 2.0 ** FORMATS[dtype].smallest_exponent
+    )
+    return torch.where(power_of_two & (o.abs() < y.abs()), step / 4, step / 2)
+
+
+def _by_element(
+    y: torch.Tensor,
+    o: torch.Tensor,
+    error: torch.Tensor,
+    floor: torch.Tensor,
+    usable: torch.Tensor,
+    out_dtype: str | None,
+) -> Judgement:
+    """One final rounding or none: |e| <= ulp / 2 + B, no statistics needed."""
+    bound = BOUND * floor
+    half = _half_step(torch.where(usable, y, o), o, out_dtype)
+    size = error.abs()
+    element = torch.where(usable, (size - half) / bound, torch.full_like(size, -1.0)).clamp_(min=0)
+    worst = float(element.max())
+    statistics = {"element": worst}
+    if out_dtype is not None:
+        variance = ulp(o.contiguous(), out_dtype).square() / 6 + floor.square()
+        statistics["whole"] = float((error.square() / variance)[usable].mean().sqrt())
+        statistics["z"] = float((error.square() / variance).max().sqrt())
+    limits = {"element": ELEMENT_LIMIT}
+    power = _element_power(o, bound, half, usable, out_dtype)
+    if worst <= ELEMENT_LIMIT:
+        return Judgement(y.shape[0], y.numel(), statistics, limits, power=power)
+    bad = element > ELEMENT_LIMIT
+    pattern = _pattern(bad)
+    return Judgement(
+        y.shape[0],
+        y.numel(),
+        statistics,
+        limits,
+        "element",
+        int(bad.any(-1).any(-1).nonzero()[0]),
+        pattern=pattern,
+        message=f"{int(bad.sum())} of {int(usable.sum())} values are further from the exact result than one rounding "
+        f"and float32 sums explain ({pattern}); the worst by {worst:.3g} times the bound",
+        power=power,
+    )
+
+
+def _element_power(
+    o: torch.Tensor, bound: torch.Tensor, half: torch.Tensor, usable: torch.Tensor, out_dtype: str | None
+) -> float | None:
+    """Smallest factor 1 + eps on everything that must show: some element crosses its next midpoint by more than B."""
+    size = o.abs()
+    counted = usable & (size > 0)
+    if not bool(counted.any()):
+        return None
+    if out_dtype is not None:
+        step = ulp(o.contiguous(), out_dtype)
+        place = size / step
+        place = place - place.floor()
+        to_midpoint = torch.where(place < 0.5, 0.5 - place, 1.5 - place) * step
+    else:
+        to_midpoint = half
+    return float(((to_midpoint + bound) / size)[counted].min())
+
+
+def _pattern(bad: torch.Tensor) -> str:
+    """Where bad elements [R, H, C] lie, in words that do not depend on numbers."""
+    flat = bad.reshape(bad.shape[0], -1)
+    in_rows, in_columns = flat.any(1), flat.any(0)
+    rows, columns = int(in_rows.sum()), int(in_columns.sum())
+    if flat.shape == (1, 1):
+        return "everywhere"
+    if int(flat.sum()) == 1:
+        return "one element"
+    if rows == 1 and flat.shape[0] > 1:
+        return "one row"
+    if columns == 1 and flat.shape[1] > 1:
+        return "one column"
+    at_rows, at_columns = in_rows.nonzero().flatten(), in_columns.nonzero().flatten()
+    height, width = int(at_rows[-1] - at_rows[0]) + 1, int(at_columns[-1] - at_columns[0]) + 1
+    if 4 * height <= flat.shape[0] and 4 * width <= flat.shape[1]:
+        return "one tile"
+    if 8 * rows <= flat.shape[0]:
+        return "some rows"
+    if 8 * columns <= flat.shape[1]:
+        return "some columns"
+    return "everywhere"
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Mean squares of one kind of group: candidate [G], replicates [K, G], elements behind each [G]."""
+
+    own: torch.Tensor
+    replicates: torch.Tensor
+    count: torch.Tensor
+    least: float
+
+
+def _by_ratio(
+    y: torch.Tensor,
+    o: torch.Tensor,
+    error: torch.Tensor,
+    floor: torch.Tensor,
+    usable: torch.Tensor,
+    expected: Expected,
+) -> Judgement:
+    """Several roundings: |z| and ratios against the replicates' own spread; quiet elements by the float32 floor."""
+    replicates = [torch.where(usable, as_matrix(r), o) for r in expected.replicates]
+    internal = None if expected.internal is None else as_matrix(expected.internal)
+    noise = noise_map(o, replicates, floor=floor, out_dtype=expected.out_dtype, internal=internal)
+    z2 = error.square() / noise.variance
+    statistics, limits = {"z": float(z2.max().sqrt())}, {"z": Z_LIMIT}
+    quiet = noise.quiet & usable
+    if bool(quiet.any()):
+        half = _half_step(torch.where(usable, y, o), o, expected.out_dtype)
+        element = ((error.abs() - half) / (BOUND * floor)).clamp_(min=0)
+        statistics["element"] = float(element[quiet].max())
+        limits["element"] = ELEMENT_LIMIT
+    counted = distinct_rows(y, o)[:, None, None] & usable & ~noise.quiet
+    bad_rows: dict[str, torch.Tensor] = {}
+    freedom = {}
+    for name, groups in _all_groups(z2, noise, counted).items():
+        freedom[name] = _judge_groups(name, groups, statistics, limits, bad_rows)
+    whole_freedom = min((f for f in freedom.values() if f > 0), default=0.0)
+    power = _judge_whole(z2, noise, counted, whole_freedom, o, statistics, limits)
+    failing = beyond(statistics, limits)
+    if not failing:
+        return Judgement(y.shape[0], y.numel(), statistics, limits, power=power)
+    bad = z2 > Z_LIMIT**2
+    if "element" in limits and statistics["element"] > ELEMENT_LIMIT:
+        bad |= quiet & (element > ELEMENT_LIMIT)
+    row, pattern = _address(failing, bad, z2, bad_rows)
+    return Judgement(
+        y.shape[0],
+        y.numel(),
+        statistics,
+        limits,
+        failing,
+        row,
+        pattern=pattern,
+        message=f"the error ({pattern}) is {statistics[failing]:.3g} in '{failing}' where the claimed precision "
+        f"explains {limits[failing]:.3g}",
+        power=power,
+    )
+
+
+def distinct_rows(y: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+    """bool [R]: the first of every set of rows whose candidate and oracle values are both the same.
+
+    Repeated input rows repeat their error, so a column of them is no longer a sum of independent errors.
+    """
+    if y.shape[0] < 2:
+        return torch.ones(y.shape[0], dtype=torch.bool, device=y.device)
+    lanes = torch.cat([y.reshape(y.shape[0], -1).float(), o.reshape(o.shape[0], -1).float()], 1).contiguous()
+    weights = torch.arange(1, lanes.shape[1] + 1, device=y.device) * 0x9E3779B97F4A7C1 | 1
+    keys = (lanes.view(torch.int32).to(torch.int64) * weights).sum(1)
+    _, inverse = torch.unique(keys, return_inverse=True)
+    first = torch.full((int(inverse.max()) + 1,), y.shape[0], dtype=torch.int64, device=y.device)
+    places = torch.arange(y.shape[0], device=y.device)
+    first.scatter_reduce_(0, inverse, places, "amin")
+    kept = torch.zeros(y.shape[0], dtype=torch.bool, device=y.device)
+    kept[first] = True
+    return kept
+
+
+def _all_groups(z2: torch.Tensor, noise: NoiseMap, counted: torch.Tensor) -> dict[str, _Groups]:
+    weight = counted.to(z2.dtype)
+    stack = torch.cat([z2.unsqueeze(0), noise.spread]) * weight
+    groups = {
+        "row": _grouped(stack.sum(-1), weight.sum(-1), GROUP_LIMIT),
+        "column": _grouped(stack.sum(1), weight.sum(0), GROUP_LIMIT),
+    }
+    if z2.shape[1] > 1:
+        groups["head"] = _grouped(stack.sum((1, 3)), weight.sum((0, 2)), GROUP_LIMIT)
+    for name, side, least in (("tile", SMALL_TILE, GROUP_LIMIT), ("tile_1024", LARGE_TILE, LARGE_TILE_LIMIT)):
+        if z2.shape[0] >= 2 * side and z2.shape[1] * z2.shape[2] >= 2 * side:
+            groups[name] = _grouped(_tiles(stack, side), _tiles(weight.unsqueeze(0), side)[0], least)
+    return groups
+
+
+def _tiles(x: torch.Tensor, side: int) -> torch.Tensor:
+    """Sums over side x side tiles of [S, R, H, C], heads side by side; edge tiles are smaller."""
+    flat = x.reshape(x.shape[0], 1, x.shape[1], -1)
+    below, right = -flat.shape[2] % side, -flat.shape[3] % side
+    flat = torch.nn.functional.pad(flat, (0, right, 0, below))
+    return torch.nn.functional.avg_pool2d(flat, side).squeeze(1) * side**2
+
+
+def _grouped(sums: torch.Tensor, count: torch.Tensor, least: float) -> _Groups:
+    sums, count = sums.reshape(sums.shape[0], -1), count.reshape(-1)
+    filled = count > 0
+    means = sums[:, filled] / count[filled]
+    return _Groups(means[0], means[1:], count[filled], least)
+
+
+def _judge_groups(
+    name: str,
+    groups: _Groups,
+    statistics: dict[str, float],
+    limits: dict[str, float],
+    bad_rows: dict[str, torch.Tensor],
+) -> float:
+    """Adds the group's worst ratio and, where it has the degrees of freedom, its limit. Returns those of the whole."""
+    if not groups.own.numel():
+        return 0.0
+    most = float(groups.count.max())
+    spread = group_spread(groups.replicates, most)
+    if float(spread.moderated.min()) <= 0:
+        return 0.0
+    ratio = (groups.own / spread.moderated).sqrt()
+    share = groups.count / most
+    statistics[name] = float(ratio.max())
+    limit = torch.full_like(ratio, float("inf"))
+    for size in (1.0, 0.5, 0.25, 0.125):  # smaller groups have fewer degrees of freedom; rounded down to these shares
+        freedom = spread.freedom * size
+        here = (share >= size) & torch.isinf(limit)
+        if freedom >= LEAST_FREEDOM and bool(here.any()):
+            least = groups.least if size == 1.0 else max(groups.least, GROUP_LIMIT)
+            denominator = spread.denominator_freedom - spread.freedom * len(groups.replicates) * (1 - size)
+            limit[here] = ratio_limit(freedom, denominator, least)
+    over = ratio / limit
+    at = int(over.argmax())
+    if bool(torch.isfinite(limit[at])):
+        statistics[name], limits[name] = float(ratio[at]), float(limit[at])
+    bad_rows[name] = over > 1
+    return spread.freedom * len(ratio)
+
+
+def _judge_whole(
+    z2: torch.Tensor,
+    noise: NoiseMap,
+    counted: torch.Tensor,
+    freedom: float,
+    o: torch.Tensor,
+    statistics: dict[str, float],
+    limits: dict[str, float],
+) -> float | None:
+    """Adds the ratio of everything; returns the smallest factor on everything that ratio or |z| would have shown."""
+    if not bool(counted.any()):
+        return None
+    own, replicates = float(z2[counted].mean()), float(noise.spread[:, counted].mean())
+    if replicates <= 0:
+        return None
+    statistics["whole"] = (own / replicates) ** 0.5
+    size2 = (o.square() / noise.variance)[counted]
+    powers = [Z_LIMIT / float(size2.max()) ** 0.5] if float(size2.max()) > 0 else []
+    if freedom >= LEAST_FREEDOM:
+        limit = ratio_limit(freedom, freedom * len(noise.spread), WHOLE_LIMIT)
+        limits["whole"] = limit
+        if float(size2.mean()) > 0:
+            powers.append((max(limit**2 - NEAREST, 0.0) * replicates / float(size2.mean())) ** 0.5)
+    return min(powers) if powers else None
+
+
+def _address(failing: str, bad: torch.Tensor, z2: torch.Tensor, bad_groups: dict[str, torch.Tensor]) -> tuple[int, str]:
+    """Lowest row beyond its limit and the pattern; the row of the largest |z| where no single row stands out."""
+    if bool(bad.any()):
+        rows = bad.any(-1).any(-1).nonzero().flatten()
+        pattern = _pattern(bad)
+    else:
+        rows = z2.amax((1, 2)).argmax().reshape(1)
+        pattern = {"column": "some columns", "head": "some heads", "whole": "everywhere", "row": "some rows"}.get(
+            failing, "one tile"
+        )
+        if failing in ("row", "column", "head") and int(bad_groups[failing].sum()) == 1:
+            pattern = f"one {failing}"
+        if failing == "row" and bad_groups["row"].numel() == z2.shape[0] * z2.shape[1]:
+            rows = bad_groups["row"].reshape(z2.shape[0], z2.shape[1]).any(1).nonzero().flatten()
+    return int(rows[0]), pattern
