@@ -1,0 +1,148 @@
+"""Observers that keep what calls produced: bytes (`Capture`) or numbers only (`Digests`).
+
+Files of a capture, in one directory: `step-000000.safetensors` per step and `manifest.jsonl`, a line per result:
+{tap, operator, site, phase, step, order, result, owner, position, requests, file, key, dtype, shape}. Where the first
+axis of a result is not that of the call's rows, `owner` and `position` are empty. A line of an argument (mode "full")
+has result -1 and `arg`; a line with `dropped` names bytes that the cap left out, its file and key are "".
+Standard library + torch >= 2.1, Python >= 3.9.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Collection, Dict, List, Optional, Tuple, Union
+
+import torch
+
+from .digest import digest_lanes, hexadecimal
+from .recorder import Call, Observer
+from .records import Lines
+from .safetensors_writer import write
+
+MANIFEST = "manifest.jsonl"
+
+
+def row_arguments(call: Call) -> Tuple[Tuple[str, torch.Tensor], ...]:
+    """(name, tensor) of the arguments whose first axis is the call's rows; positional ones are named "0", "1", ..."""
+    named = [(str(i), value) for i, value in enumerate(call.args)] + list(call.kwargs.items())
+    return tuple(
+        (name, value)
+        for name, value in named
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == len(call.rows)
+    )
+
+
+def _line(call: Call, result: int, value: torch.Tensor) -> Dict[str, Any]:
+    fits = value.dim() > 0 and value.shape[0] == len(call.rows)
+    return {
+        "tap": call.tap,
+        "operator": call.operator,
+        "site": call.site,
+        "phase": call.phase,
+        "step": call.step,
+        "order": call.order,
+        "result": result,
+        "owner": list(call.rows.owner) if fits else [],
+        "position": list(call.rows.position) if fits else [],
+        "requests": list(call.rows.requests),
+        "dtype": str(value.dtype).replace("torch.", ""),
+        "shape": list(value.shape),
+    }
+
+
+class Capture(Observer):
+    """Writes the results of the chosen operators to `directory`, a file per step, each written when its step ends.
+
+    `operators`: names to keep (None: all). `byte_cap`: bytes of tensors kept over the case; what is beyond it is named
+    in the manifest and dropped. `mode` "judge": results; "full": also the arguments whose first axis is the rows.
+    """
+
+    def __init__(
+        self,
+        directory: Union[str, Path],
+        operators: Optional[Collection[str]] = None,
+        *,
+        byte_cap: int = 1 << 30,
+        mode: str = "judge",
+    ) -> None:
+        if mode not in ("judge", "full"):
+            raise ValueError(f"mode of a capture is 'judge' or 'full', not {mode!r}")
+        self.directory, self.byte_cap, self.mode = Path(directory), byte_cap, mode
+        self.operators = None if operators is None else frozenset(operators)
+        self.bytes_kept, self.bytes_dropped = 0, 0
+        self._manifest = Lines(self.directory / MANIFEST)
+        self._files: Dict[int, int] = {}  # files written so far of each step number
+        self._tensors: Dict[str, torch.Tensor] = {}
+        self._lines: List[Dict[str, Any]] = []
+        self._step = 0
+
+    def _keeps(self, call: Call) -> bool:
+        return self.operators is None or call.operator in self.operators
+
+    def before(self, call: Call) -> None:
+        if self.mode == "full" and self._keeps(call):
+            for name, value in row_arguments(call):
+                self._keep(call, -1, value, arg=name)
+
+    def after(self, call: Call, token: Any, results: Tuple[Any, ...]) -> None:
+        if self._keeps(call):
+            for index, value in enumerate(results):
+                if isinstance(value, torch.Tensor):
+                    self._keep(call, index, value)
+
+    def _keep(self, call: Call, result: int, value: torch.Tensor, arg: str = "") -> None:
+        line = _line(call, result, value)
+        if arg:
+            line["arg"] = arg
+        size = value.numel() * value.element_size()
+        if self.bytes_kept + size > self.byte_cap:
+            self.bytes_dropped += size
+            line.update(file="", key="", dropped=f"{size} bytes beyond the cap of {self.byte_cap} bytes")
+        else:
+            self.bytes_kept += size
+            line.update(file=None, key=f"{call.order}.{arg or result}")
+            # a copy: the buffer may be written again before the step ends
+            self._tensors[line["key"]] = value.detach().to("cpu", copy=True)
+        self._lines.append(line)
+        self._step = call.step
+
+    def _flush(self, step: int) -> None:
+        if not self._lines:
+            return
+        again = self._files.get(step, 0)
+        self._files[step] = again + 1
+        name = f"step-{step:06d}.safetensors" if not again else f"step-{step:06d}-{again}.safetensors"
+        if self._tensors:
+            write(self.directory / name, self._tensors)
+        self._manifest.write(*({**line, "file": name if line["file"] is None else ""} for line in self._lines))
+        self._tensors, self._lines = {}, []
+
+    def end_step(self, step: int) -> None:
+        self._flush(step)
+
+    def end_case(self) -> None:
+        self._flush(self._step)
+        self._manifest.close()
+
+
+class Digests(Observer):
+    """Gives `sink` a manifest line with `digest` for every tensor result; the device is waited for once a step."""
+
+    def __init__(self, sink: Callable[[Dict[str, Any]], None], operators: Optional[Collection[str]] = None) -> None:
+        self.sink = sink
+        self.operators = None if operators is None else frozenset(operators)
+        self._pending: List[Tuple[Dict[str, Any], torch.Tensor]] = []
+
+    def after(self, call: Call, token: Any, results: Tuple[Any, ...]) -> None:
+        if self.operators is None or call.operator in self.operators:
+            for index, value in enumerate(results):
+                if isinstance(value, torch.Tensor):
+                    self._pending.append((_line(call, index, value), digest_lanes(value)))
+
+    def end_step(self, step: int) -> None:
+        for line, sums in self._pending:
+            self.sink({**line, "digest": hexadecimal(sums)})
+        self._pending = []
+
+    def end_case(self) -> None:
+        self.end_step(0)

@@ -1,0 +1,1 @@
+"""The process that runs a candidate or the reference, and (`process.py`) the runner's side of it."""

@@ -1,0 +1,255 @@
+"""The candidate's side of a run: one backend, loaded once, and every case with its outcome on disk before the next."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import resource
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from day0check.backends import loader
+from day0check.contracts.profiles import PROFILES
+from day0check.errors import Day0Error, InputError, Unavailable, UsageError
+from day0check.probe.heartbeat import Heartbeat, read
+from day0check.probe.recorder import Recorder
+from day0check.probe.records import Lines, RecordError, replace_json
+from day0check.probe.timing import TimingRecorder
+from day0check.snapshot import case_directory
+from day0check.types import Outputs, RunCase, to_json
+from day0check.worker.job import Job, RunRecord, is_operator_case, write_record
+from day0check.worker.observe import Observation
+
+_OURS = (UsageError, InputError, RecordError)
+
+
+class NotLoaded(Exception):
+    """The model could not be loaded; `record` is the outcome of every case that needs it."""
+
+    def __init__(self, record: RunRecord) -> None:
+        super().__init__(record.message)
+        self.record = record
+
+
+class Candidate:
+    """A backend with the operators file laid over it. `load` happens at the first case that needs a model."""
+
+    def __init__(self, job: Job, events: Lines) -> None:
+        self.job, self.events = job, events
+        self.backend = loader.make(job.backend)
+        self.table = self.backend.operators()
+        self.replaced: tuple[str, ...] = ()
+        if job.ops is not None:
+            declared = loader.read_operators(job.ops)
+            loader.lay_over(self.table, declared, path=job.ops, backend=job.backend)
+            self.replaced = tuple(sorted({r.name for r in declared}))
+        self._loaded: bool | NotLoaded = False
+
+    def load(self) -> None:
+        """Loads the model once. Raises NotLoaded, also for every later case, or the errors that are the user's."""
+        if isinstance(self._loaded, NotLoaded):
+            raise self._loaded
+        if self._loaded:
+            return
+        self.events.write({"event": "load"})
+        try:
+            self.backend.load(self.job.model_dir, self.job.profile, self.job.device, dict(self.job.layout))
+        except _OURS:
+            raise
+        except (Exception, SystemExit) as error:
+            from reference.errors import CheckpointError
+
+            if isinstance(error, CheckpointError):
+                raise InputError(error.what, where=error.where, todo=error.todo) from error
+            traceback.print_exc()
+            status = "unavailable" if isinstance(error, Unavailable) else "failed"
+            self._loaded = NotLoaded(RunRecord(status, f"while loading the model: {describe(error)}"))
+            raise self._loaded from error
+        self._loaded = True
+        self.events.write({"event": "loaded"})
+
+    def capabilities(self) -> tuple[str, ...]:
+        return tuple(sorted(self.backend.capabilities()))
+
+    def lacks(self, case: RunCase) -> list[str]:
+        """The capabilities that a case needs and the backend does not have."""
+        return sorted(needs(case) - set(self.backend.capabilities()))
+
+    def run_case(self, case: RunCase) -> RunRecord:
+        """Runs one case and leaves its files. Raises only what is not the candidate's fault."""
+        if is_operator_case(case) and self.table is None:
+            return RunRecord("unavailable", "the backend has no table of operators to run")
+        if missing := self.lacks(case):
+            return RunRecord("unavailable", f"the backend has no {', '.join(missing)}, which this case needs")
+        if not is_operator_case(case):
+            try:
+                self.load()
+            except NotLoaded as error:
+                return error.record
+        return self._observed(case, case_directory(self.job.out, case.id, "candidate"))
+
+    def _observed(self, case: RunCase, directory: Path) -> RunRecord:
+        reset_peak_rss()
+        observation = Observation(self.job, directory)
+        heartbeat = Heartbeat(directory / "heartbeat")
+        recorder = Recorder(observation.observers, heartbeat)
+        begin = time.perf_counter()
+        status, message, outputs = "finished", "", None
+        try:
+            with torch.no_grad():
+                if is_operator_case(case):
+                    self._run_operators(recorder)
+                else:
+                    outputs = checked_outputs(self.backend.run(case.requests, case.schedule, recorder))
+                recorder.end_case()
+            observation.raise_faults()
+        except RecordError:
+            raise
+        except (Exception, SystemExit) as error:
+            observation.raise_faults()
+            traceback.print_exc()
+            status = "unavailable" if isinstance(error, Unavailable) else "failed"
+            message = describe(error)
+            if status == "failed":
+                with contextlib.suppress(Exception):  # what was pooled before it fell is worth a judgement, if it can
+                    recorder.end_case()
+        finally:
+            observation.close()
+        seconds = time.perf_counter() - begin
+        repeat_equal = None
+        if outputs is not None:
+            replace_json(directory / "outputs.json", to_json(outputs))
+            status, message, repeat_equal = self._repeat(case, directory, outputs)
+        capture = observation.capture
+        return RunRecord(
+            status,
+            message,
+            seconds=seconds,
+            peak_rss_bytes=peak_rss(),
+            last=last_beat(directory),
+            links=dict(observation.provenance.links),
+            captured_bytes=capture.bytes_kept if capture else 0,
+            dropped_bytes=capture.bytes_dropped if capture else 0,
+            repeat_equal=repeat_equal,
+        )
+
+    def _run_operators(self, recorder: Recorder) -> None:
+        from day0check.backends.operators import run_operators
+
+        run_operators(self.table, recorder, PROFILES[self.job.profile])
+
+    def _repeat(self, case: RunCase, directory: Path, outputs: Outputs) -> tuple[str, str, bool | None]:
+        """Runs the case again unobserved for its times; (status, message, whether the tokens were the same)."""
+        equal = None
+        for _ in range(self.job.repeats):
+            self.events.write({"event": "repeat", "case": case.id})
+            recorder = TimingRecorder(self.job.device)
+            try:
+                with torch.no_grad():
+                    again = checked_outputs(self.backend.run(case.requests, case.schedule, recorder))
+            except RecordError:
+                raise
+            except (Exception, SystemExit) as error:
+                traceback.print_exc()
+                return "failed", f"when the same case was run again, unobserved: {describe(error)}", None
+            equal = again == outputs and equal is not False
+            recorder.write(directory / "timing.jsonl")
+        return "finished", "", equal
+
+
+def run_candidate(job: Job, events: Lines) -> None:
+    """Runs the cases of a job in order. Raises the errors that are the user's or ours, never the candidate's."""
+    for module in job.imports:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            todo = "give the name of a module of this interpreter"
+            raise UsageError(f"cannot be imported: {describe(error)}", where=f"--import {module}", todo=todo) from error
+    if job.profile not in PROFILES:
+        todo = loader.nearest(job.profile, PROFILES)
+        raise UsageError(f"there is no profile {job.profile!r}", where="--profile", todo=todo)
+    candidate, reason = None, ""
+    try:
+        candidate = Candidate(job, events)
+    except Unavailable as error:
+        reason = describe(error)
+    for case in job.cases:
+        events.write({"event": "begin", "case": case.id, "log_bytes": printed_bytes()})
+        directory = case_directory(job.out, case.id, "candidate")
+        directory.mkdir(parents=True, exist_ok=True)
+        told = to_json(candidate.run_case(case) if candidate else RunRecord("unavailable", reason))
+        if candidate is not None:
+            told |= {"capabilities": list(candidate.capabilities()), "replaced": list(candidate.replaced)}
+        write_record(directory, RunRecord(**told))
+        events.write({"event": "end", "case": case.id})
+    if candidate is not None:
+        try:
+            candidate.backend.close()
+        except Exception:
+            traceback.print_exc()  # every case has its outcome; how the backend goes to sleep is not one of them
+
+
+def needs(case: RunCase) -> set[str]:
+    """The capabilities that a case asks of a backend."""
+    wanted = {"operators"} if is_operator_case(case) else set()
+    if case.schedule.chunk is not None:
+        wanted.add("chunk")
+    if len(case.requests) > 1:
+        wanted.add("batch")
+    wanted |= {event.do for event in case.schedule.events}
+    if any(turn.images for request in case.requests for turn in request.turns):
+        wanted.add("images")
+    if any(request.forced for request in case.requests):
+        wanted.add("forced_tokens")
+    return wanted
+
+
+def checked_outputs(outputs: Any) -> Outputs:
+    """What `run` gave, as Outputs; a duck-typed backend may give any object with the same three fields."""
+    if isinstance(outputs, Outputs):
+        return outputs
+    try:
+        return Outputs(
+            {str(k): tuple(int(t) for t in v) for k, v in outputs.sequences.items()},
+            {str(k): tuple((int(a), int(b)) for a, b in v) for k, v in outputs.generated.items()},
+            {str(k): str(v) for k, v in getattr(outputs, "finish", {}).items()},
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TypeError(f"run() must return Outputs (sequences, generated, finish): {error}") from error
+
+
+def describe(error: BaseException) -> str:
+    """Type and text of an exception in one line; those of ours carry their own place."""
+    text = str(error) if isinstance(error, Day0Error) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
+
+
+def last_beat(directory: Path) -> dict[str, Any] | None:
+    """The last operator call that had begun, as it stands in run.json."""
+    beat = read(directory / "heartbeat")
+    return None if beat is None else {"tap": beat.tap, "phase": beat.phase, "step": beat.step}
+
+
+def printed_bytes() -> int:
+    """How long the log is that this process prints into: what follows belongs to the case that begins."""
+    return os.fstat(2).st_size
+
+
+def reset_peak_rss() -> None:
+    """Lets the kernel's high-water mark of this process begin anew, where the system can (Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_rss() -> int:
+    """Bytes of the high-water mark since `reset_peak_rss`; of the whole process where the system cannot say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

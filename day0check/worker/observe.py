@@ -1,0 +1,115 @@
+"""The observers of a candidate's run, and the guard that keeps our own errors apart from the candidate's."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from day0check.contracts import CONTRACTS
+from day0check.errors import CaptureError, Day0Error
+from day0check.probe.capture import Capture, Digests
+from day0check.probe.provenance import Provenance
+from day0check.probe.recorder import Call, Observer
+from day0check.probe.records import Lines, RecordError
+from day0check.types import Measure, to_json
+from day0check.worker.job import Job
+
+
+class Guard(Observer):
+    """Passes calls on to an observer of ours; what that raises is our fault, not the candidate's.
+
+    The error is kept in `fault` as well: a candidate may catch what it does not understand.
+    """
+
+    def __init__(self, inner: Observer) -> None:
+        self.inner, self.fault = inner, None
+
+    def _guarded(self, method: Callable[..., Any], *args: Any) -> Any:
+        if self.fault is not None:
+            return None
+        try:
+            return method(*args)
+        except Exception as error:
+            self.fault = self._explain(error, args[0] if args else None)
+            raise self.fault from error
+
+    def _explain(self, error: Exception, subject: Any) -> Exception:
+        if isinstance(error, (RecordError, Day0Error)):
+            return error
+        traceback.print_exc()
+        at = f" at {subject.tap}" if isinstance(subject, Call) else ""
+        return CaptureError(
+            f"{type(self.inner).__name__} failed{at}: {type(error).__name__}: {error}",
+            todo="this is a fault of day0check; the worker's log holds the traceback",
+        )
+
+    def before(self, call: Call) -> Any:
+        return self._guarded(self.inner.before, call)
+
+    def after(self, call: Call, token: Any, results: tuple[Any, ...]) -> None:
+        self._guarded(self.inner.after, call, token, results)
+
+    def end_step(self, step: int) -> None:
+        self._guarded(self.inner.end_step, step)
+
+    def end_case(self) -> None:
+        self._guarded(self.inner.end_case)
+
+
+def _arguments(role_or_mutates: Callable[[Any], frozenset[str]]) -> dict[str, frozenset[str]]:
+    return {c.name: names for c in CONTRACTS.values() if (names := role_or_mutates(c))}
+
+
+def _with_position(contract: Any, names: set[str]) -> frozenset[str]:
+    """The positional argument answers to "0"."""
+    return frozenset(names | ({"0"} if contract.args and contract.args[0].name in names else set()))
+
+
+def memory_arguments() -> dict[str, frozenset[str]]:
+    """Operator -> its arguments that are paged memory."""
+    return _arguments(lambda c: _with_position(c, {a.name for a in c.args if a.role == "pool"}))
+
+
+def written_arguments() -> dict[str, frozenset[str]]:
+    """Operator -> its arguments that it writes in place."""
+    return _arguments(lambda c: _with_position(c, set(c.mutates)))
+
+
+class Observation:
+    """The observers of one case and the files that they write into `directory`."""
+
+    def __init__(self, job: Job, directory: Path) -> None:
+        self.measures = Lines(directory / "measures.jsonl")
+        self.digests: Lines | None = None
+        self.capture: Capture | None = None
+        self.provenance = Provenance(
+            lambda line: self.measures.write(line), memory=memory_arguments(), mutates=written_arguments()
+        )
+        observers: list[Observer] = []
+        if job.mode == "digest":
+            self.digests = Lines(directory / "digests.jsonl")
+            observers.append(Digests(lambda line: self.digests.write(line)))
+        else:
+            from day0check.compare.local import Judge
+            from day0check.contracts.profiles import PROFILES
+
+            net = None if job.mode == "full" else {c.name for c in CONTRACTS.values() if c.net}
+            self.capture = Capture(directory, net, byte_cap=job.byte_cap, mode=job.mode)
+            observers += [self.provenance, Judge(PROFILES[job.profile], self._measure), self.capture]
+        self.observers = tuple(Guard(observer) for observer in observers)
+
+    def _measure(self, measure: Measure) -> None:
+        self.measures.write(to_json(measure))
+
+    def raise_faults(self) -> None:
+        """Raises what an observer of ours raised, in case that the candidate caught it."""
+        for guard in self.observers:
+            if guard.fault is not None:
+                raise guard.fault
+
+    def close(self) -> None:
+        self.measures.close()
+        if self.digests is not None:
+            self.digests.close()
