@@ -165,7 +165,7 @@ def combine(y: Tensor, *, order: Tensor, weights: Tensor, round: Round = exact) 
 
 # --------------------------------------------------------------------------------------------- MXFP4 -> block FP8
 
-_HIGHEST, _LOWEST = 6, -12  # exponents that a code is shifted by inside its block; from -11 down all codes flush to 0
+_HIGHEST, _LOWEST = 6, -13  # exponents that a code is shifted by inside its block; at -13 every code flushes to 0
 
 
 def convert_experts(
