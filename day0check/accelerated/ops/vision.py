@@ -20,6 +20,20 @@ MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 SQUARE = 8  # pixels of a square of the board behind transparent images
 
 
+def shrunk_size(width: int, height: int, patch: int, patch_limit: int, side_limit: int) -> tuple[int, int]:
+    """Width and height in pixels after shrinking to the limits (model.md 2.9); never larger than they were."""
+    patches = max(1, width // patch) * max(1, height // patch)
+    fits = [1.0, math.sqrt(patch_limit / patches), side_limit * patch / width, side_limit * patch / height]
+    sides = (min(max(1, int(side * min(fits))), side_limit * patch) for side in (width, height))
+    return tuple(sides)
+
+
+def grid_of(width: int, height: int, *, patch: int, merge: int, limits: tuple[int, int]) -> tuple[int, int, int]:
+    """(1, rows, columns) in patches of an image padded to whole merge groups; `limits` = (patches, patches a side)."""
+    across, down = (-(-side // (patch * merge)) * merge for side in shrunk_size(width, height, patch, *limits))
+    return 1, down, across
+
+
 def preprocess(
     image: Tensor,
     *,
@@ -35,24 +49,16 @@ def preprocess(
 
     Returns pixels float32 [patches, 3*patch*patch], row-major, and the grid (1, h, w) int64.
     """
-    height, width = image.shape[:2]
-    shrink = min(
-        1.0,
-        math.sqrt(patch_limit / (max(1, width // patch) * max(1, height // patch))),
-        side_limit * patch / width,
-        side_limit * patch / height,
-    )
-    target = tuple(min(max(1, int(side * shrink)), side_limit * patch) for side in (width, height))
+    target = shrunk_size(image.shape[1], image.shape[0], patch, patch_limit, side_limit)
     pixels = image.cpu().numpy()
     picture = Image.fromarray(pixels[..., 0] if image.shape[2] == 1 else pixels, MODES[image.shape[2]])
     shrunk = picture if picture.size == target else picture.resize(target, Image.Resampling.BICUBIC)
     rgb = _on_board(shrunk) if "A" in shrunk.mode else np.asarray(shrunk.convert("RGB"))
-    side = patch * merge
-    padded = np.zeros((-(-rgb.shape[0] // side) * side, -(-rgb.shape[1] // side) * side, 3), np.uint8)
+    grid = grid_of(image.shape[1], image.shape[0], patch=patch, merge=merge, limits=(patch_limit, side_limit))[1:]
+    padded = np.zeros((grid[0] * patch, grid[1] * patch, 3), np.uint8)
     padded[: rgb.shape[0], : rgb.shape[1]] = rgb
     levels = (np.arange(256)[None] / 255 - np.asarray(mean)[:, None]) / np.asarray(std)[:, None]
     values = np.stack([levels[c].astype(np.float32)[padded[..., c]] for c in range(3)])  # every byte rounded once
-    grid = (padded.shape[0] // patch, padded.shape[1] // patch)
     rows = values.reshape(3, grid[0], patch, grid[1], patch).transpose(1, 3, 0, 2, 4).reshape(grid[0] * grid[1], -1)
     return torch.from_numpy(np.ascontiguousarray(rows)).to(image.device), torch.tensor([1, *grid], device=image.device)
 

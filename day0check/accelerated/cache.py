@@ -1,0 +1,129 @@
+"""Memory of running requests: paged pools for latents and index keys, slots for KDA and convolution states."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from day0check.accelerated.ops import paging
+from day0check.errors import Unavailable
+from reference.config import ModelConfig
+
+
+class FreeList:
+    """Numbers 0..count-1, given out in shuffled order so that nothing may assume neighbours, the longest free first.
+
+    `generation[n]` counts how often n was given out: a reader that remembers it can tell a number that changed hands.
+    """
+
+    def __init__(self, count: int, seed: int = 0) -> None:
+        numbers = list(range(count))
+        random.Random(seed).shuffle(numbers)
+        self._free = deque(numbers)
+        self.generation = [0] * count
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int:
+        """One free number. Raises Unavailable when none is left."""
+        if not self._free:
+            raise Unavailable("the cache is full", where="accelerated cache", todo="lower max_batch or the context")
+        number = self._free.popleft()
+        self.generation[number] += 1
+        return number
+
+    def give(self, numbers: list[int]) -> None:
+        self._free.extend(numbers)
+
+
+class Caches:
+    """Pools of all layers. One page number means the same page in every layer, one slot the same slot.
+
+    `kv[layer]` [pages, page, kv_lora + rope], `index[layer]` [pages, page, dI], both in the activation type;
+    `conv[layer]` [slots, W-1, C] in the activation type, `kda[layer]` [slots, H, dk, dv] float32.
+    New memory is NaN: whoever reads what nobody wrote must show it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        pages: int,
+        page: int,
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int = 0,
+    ) -> None:
+        def fresh(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.full(shape, float("nan"), dtype=kind, device=device)
+
+        self.page, self.device = page, device
+        self.pages, self.slots = FreeList(pages, seed), FreeList(slots, seed + 1)
+        kinds = list(enumerate(config.layers))
+        state_type = torch.float64 if dtype == torch.float64 else torch.float32
+        self.kv = {n: fresh(pages, page, config.mla.kv_lora + config.mla.rope) for n, kind in kinds if kind != "kda"}
+        self.index = {n: fresh(pages, page, config.index.dim) for n, kind in kinds if kind == "dsa"}
+        k = config.kda
+        linear = [n for n, kind in kinds if kind == "kda"]
+        self.conv = {n: fresh(slots, k.conv - 1, 3 * k.heads * k.dim) for n in linear}
+        self.kda = {n: fresh(slots, k.heads, k.dim, k.dim, kind=state_type) for n in linear}
+
+
+class Tenancy:
+    """The pages and the slot that one request holds, and after its end the memory of which they were."""
+
+    def __init__(self, caches: Caches) -> None:
+        self.caches = caches
+        self.table: list[int] = []
+        self.slot = caches.slots.take()
+        self._generation = [caches.slots.generation[self.slot]]
+
+    def grow(self, positions: int) -> None:
+        """Takes pages until `positions` positions fit."""
+        pages = self.caches.pages
+        while len(self.table) * self.caches.page < positions:
+            self.table.append(pages.take())
+            self._generation.append(pages.generation[self.table[-1]])
+
+    def release(self) -> None:
+        self.caches.pages.give(self.table)
+        self.caches.slots.give([self.slot])
+
+    def intact(self) -> bool:
+        """Whether nothing of it has been given to another request since."""
+        now = [self.caches.slots.generation[self.slot], *(self.caches.pages.generation[p] for p in self.table)]
+        return now == self._generation
+
+
+class CachePools:
+    """Logical rows of the caches of a run, for whoever checks them: `read(layer, kind, request, positions)`."""
+
+    def __init__(self, caches: Caches, tenancies: dict[str, Tenancy]) -> None:
+        self._caches, self._tenancies = caches, tenancies
+
+    def read(self, layer: int, kind: str, request: str, positions: list[int]) -> Tensor:
+        """Rows [positions, width] of pool `kind` ("kv", "index", "conv", "kda") of `request` at `layer`.
+
+        A state has no positions: "conv" and "kda" give it whole, flattened to [1, ...]. Raises Unavailable when the
+        layer has no such pool, the request did not run, or its memory has been given to another request since.
+        """
+        pool = getattr(self._caches, kind, {}).get(layer) if kind in ("kv", "index", "conv", "kda") else None
+        where = f"pools: layer {layer}, {kind}, request {request}"
+        if pool is None:
+            raise Unavailable("there is no such pool", where=where)
+        tenancy = self._tenancies.get(request)
+        if tenancy is None:
+            raise Unavailable("this request did not run last", where=where)
+        if not tenancy.intact():
+            raise Unavailable("its pages were given to another request since", where=where, todo="read it earlier")
+        if kind in ("conv", "kda"):
+            return pool[tenancy.slot].flatten().unsqueeze(0).clone()
+        table = torch.tensor([tenancy.table], device=pool.device)
+        wanted = torch.tensor([positions], device=pool.device)
+        owner = torch.zeros(1, dtype=torch.int64, device=pool.device)
+        return paging.gather(pool, table=table, owner=owner, indices=wanted)[0]

@@ -1,0 +1,127 @@
+"""The engine: weights on a device, and one step of a ragged batch from token ids to the next tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from day0check.accelerated import layers, vision
+from day0check.accelerated.batch import Batch
+from day0check.accelerated.cache import Caches
+from day0check.accelerated.ops import strict_sums
+from day0check.accelerated.residual import make_spine
+from day0check.accelerated.weights import Kda, read_model
+from day0check.accelerated.workspace import Workspace
+from day0check.errors import InputError, Unavailable
+from day0check.probe.recorder import Caller
+from reference.config import ModelConfig
+from reference.weights import Checkpoint
+
+
+class Engine:
+    """Runs steps of one model. `dtype` is the activation type; caches belong to the caller, weights to the engine."""
+
+    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
+        require_supported(checkpoint.config)
+        strict_sums()
+        self.config, self.dtype, self.device = checkpoint.config, dtype, device
+        self.model = read_model(checkpoint, dtype=dtype, device=device)
+        self.workspace = Workspace(self.model, device)
+
+    def caches(self, *, pages: int, page: int, slots: int, seed: int = 0) -> Caches:
+        return Caches(self.config, pages=pages, page=page, slots=slots, dtype=self.dtype, device=self.device, seed=seed)
+
+    @torch.no_grad()
+    def features(self, caller: Caller, images: list[str], request: str, pads: list[int]) -> Tensor:
+        """Features [pads, D] of the images of one turn, whose media pads stand at positions `pads`."""
+        if self.model.vision is None:
+            raise InputError("the model has no vision tower", where=request, todo="leave the images out")
+        pixels = [vision.read_image(path).to(self.device) for path in images]
+        pictures = vision.place(pixels, self.config.vision, request, pads)
+        return vision.tower(caller, pictures, self.model.vision, self.config.vision, self.dtype)
+
+    @torch.no_grad()
+    def prefill(
+        self, caller: Caller, caches: Caches, batch: Batch, features: Sequence[Tensor | None] | None = None
+    ) -> list[int]:
+        """Rows of prompts; returns the token chosen at each wanted row. `features` [pads so far, D] of each request of
+        the batch, None for one without images."""
+        x = caller.at("")("embed.tokens", batch.ids, weight=self.model.embed)
+        return self._decoder(
+            caller, caches, batch, self._spliced(caller, batch, x, features or [None] * len(batch.parts))
+        )
+
+    @torch.no_grad()
+    def decode(self, caller: Caller, caches: Caches, batch: Batch) -> list[int]:
+        """One row a request: one new latent and one new index key a layer, states advanced by one token."""
+        x = caller.at("")("embed.tokens", batch.ids, weight=self.model.embed)
+        return self._decoder(caller, caches, batch, x)
+
+    def _spliced(self, caller: Caller, batch: Batch, x: Tensor, features: Sequence[Tensor | None]) -> Tensor:
+        """Embeddings with image features where this step's rows hold media pads, request by request."""
+        pad, at = self.config.tokens.media_pad, caller.at("")
+        spliced = [f is not None and pad in part.tokens for part, f in zip(batch.parts, features, strict=True)]
+        if not any(spliced):
+            return x
+        pieces, first = [], 0
+        for part, mine_features, splice in zip(batch.parts, features, spliced, strict=True):
+            rows = range(first, first + len(part.tokens))
+            first = rows.stop
+            mine = x[rows.start : rows.stop]
+            if splice:
+                row_map, ids = batch.rows.take(rows), batch.ids[rows.start : rows.stop]
+                where, feature = at("splice.positions", ids, row_map=row_map, media_pad=pad, first=part.pads_before)
+                picked = mine_features.index_select(0, feature)
+                mine = at("splice.merge", mine, row_map=row_map, features=picked, at=where)
+            pieces.append(mine)
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def _decoder(self, caller: Caller, caches: Caches, batch: Batch, x: Tensor) -> list[int]:
+        step = layers.Step(self.config, caches, self.workspace, caller, batch)
+        spine = make_spine(x, self.model, self.config)
+        for number, layer in enumerate(self.model.layers):
+            at = caller.at(f"layers.{number:02d}")
+            h = spine.attention_input(at, number)
+            h = at("norm.rms", h, site="input", weight=layer.input_norm, eps=self.config.eps)
+            mixer: Callable[..., Tensor] = layers.kda if isinstance(layer.attention, Kda) else layers.mla
+            spine.add_attention(at, number, mixer(step, at, number, h, layer.attention))
+            h = spine.mlp_input(at, number)
+            h = at("norm.rms", h, site="post_attention", weight=layer.post_norm, eps=self.config.eps)
+            spine.add_mlp(at, number, layers.feed_forward(step, at, h, layer.mlp))
+        if not batch.wanted:
+            return []
+        wanted = torch.tensor(batch.wanted, device=x.device)
+        return self._choose(caller, batch, spine.output(caller.at(""), wanted, batch.rows.take(batch.wanted)))
+
+    def _choose(self, caller: Caller, batch: Batch, x: Tensor) -> list[int]:
+        at, rows = caller.at(""), batch.rows.take(batch.wanted)
+        x = at("norm.rms", x, site="final", row_map=rows, weight=self.model.final_norm, eps=self.config.eps)
+        logits = at("head.logits", x, row_map=rows, weight=self.model.head)
+        asking = [part for part in batch.parts if part.wants_logits]
+        chosen = at(
+            "sample.token",
+            logits,
+            row_map=rows,
+            temperature=torch.tensor([part.temperature for part in asking], device=x.device),
+            seed=torch.tensor([part.seed for part in asking], device=x.device),
+            positions=torch.tensor(rows.position, device=x.device),
+        )
+        return chosen.tolist()
+
+
+def require_supported(config: ModelConfig) -> None:
+    """Raises Unavailable for a composition that the fast path does not run yet."""
+    missing = [
+        (config.residual.kind == "mhc", "mHC residual streams"),
+        (config.index is not None and config.index.pool > 1, "k-pool index keys"),
+        (config.vision is not None and config.vision.norm != "rms", "LayerNorm in the vision tower"),
+        (config.vision is not None and config.vision.bias, "biases in the vision tower"),
+        (config.vision is not None and config.vision.projector_pre_norm, "a norm before the projector"),
+    ]
+    for absent, what in missing:
+        if absent:
+            raise Unavailable(
+                f"the accelerated engine has no {what} yet", where=config.name, todo="run it on another backend"
+            )

@@ -1,0 +1,244 @@
+"""The sublayers of a decoder layer: KDA, MLA with or without the sparse index, dense MLP and mixture of experts.
+
+Each takes the normed input [rows, D] and gives what the residual spine adds; every operator goes through the recorder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from day0check.accelerated import weights as w
+from day0check.accelerated.batch import Batch
+from day0check.accelerated.cache import Caches
+from day0check.accelerated.workspace import PARTS, Workspace
+from day0check.probe.recorder import Caller, Here
+from reference.config import ModelConfig
+
+
+@dataclass
+class Step:
+    """What the sublayers of one step share. `picked` are the keys chosen by the latest layer that has an index of its
+    own; `slots` where this step's latents and index keys go."""
+
+    config: ModelConfig
+    caches: Caches
+    workspace: Workspace
+    caller: Caller
+    batch: Batch
+    slots: Tensor | None = None
+    picked: Tensor | None = None
+    activation: dict = field(init=False)
+
+    def __post_init__(self) -> None:
+        a = self.config.activation
+        self.activation = {"activation": a.kind, "beta": a.beta, "linear_beta": a.linear_beta, "limit": a.limit}
+
+    def watched(self) -> bool:
+        """Whether somebody looks at row maps."""
+        return bool(self.caller.recorder.observers) or self.caller.recorder.heartbeat is not None
+
+    def rotated(self, at: Here, x: Tensor, site: str, layout: str) -> Tensor:
+        """`x` [rows, heads, d] rotated at the step's positions, or as it is when the model has no RoPE."""
+        if layout == "none" or x.shape[-1] == 0:
+            return x
+        rope = self.config.rope
+        return at(
+            "rope.apply",
+            x,
+            site=site,
+            positions=self.batch.positions,
+            theta=rope.theta,
+            layout=layout,
+            yarn=rope.yarn,
+        )
+
+    def page_slots(self) -> Tensor:
+        """Flat slots of the step's rows, asked for once a step."""
+        if self.slots is None:
+            b = self.batch
+            self.slots = self.caller.at("")(
+                "kv.slots", b.table, owner=b.owner, positions=b.positions, page=self.caches.page
+            )
+        return self.slots
+
+
+def kda(step: Step, at: Here, layer: int, x: Tensor, p: w.Kda) -> Tensor:
+    """Kimi delta attention: chunked over the rows of a prompt, recurrent over single tokens."""
+    k, batch, caches = step.config.kda, step.batch, step.caches
+    raw = torch.cat([at("kda.project", x, site=site, weight=getattr(p, site)) for site in "qkv"], -1)
+    conv_state = at("state.load", caches.conv[layer], site="conv", row_map=batch.requests, slots=batch.load_slots)
+    mixed, conv_state = at("kda.conv", raw, weight=p.conv, state=conv_state, offsets=batch.offsets)
+    at(
+        "state.store",
+        caches.conv[layer],
+        site="conv",
+        row_map=batch.requests,
+        value=conv_state,
+        slots=batch.store_slots,
+    )
+    q, key, v = mixed.view(x.shape[0], 3, k.heads, k.dim).unbind(1)
+    f = at("kda.project", at("kda.project", x, site="f_a", weight=p.f_a), site="f_b", weight=p.f_b)
+    b = at("kda.project", x, site="beta", weight=p.beta)
+    g, beta = at(
+        "kda.gates",
+        f.view(-1, k.heads, k.dim),
+        b=b,
+        a_log=p.a_log,
+        dt_bias=p.dt_bias,
+        lower_bound=k.gate_lower_bound,
+    )
+    state = at("state.load", caches.kda[layer], site="kda", row_map=batch.requests, slots=batch.load_slots)
+    y, state = at(
+        "kda.attention",
+        q,
+        k=key,
+        v=v,
+        g=g,
+        beta=beta,
+        state=state,
+        offsets=batch.offsets,
+        chunk=k.chunk if batch.phase == "prefill" else None,
+    )
+    at("state.store", caches.kda[layer], site="kda", row_map=batch.requests, value=state, slots=batch.store_slots)
+    gate = x
+    for site, weight in zip(("gate",) if len(p.gate) == 1 else ("gate_a", "gate_b"), p.gate, strict=True):
+        gate = at("kda.project", gate, site=site, weight=weight)
+    return at("kda.output", y, gate=gate, norm_weight=p.norm, weight=p.output, eps=step.config.eps)
+
+
+def mla(step: Step, at: Here, layer: int, x: Tensor, p: w.Mla) -> Tensor:
+    """Latent attention in its absorbed form, on all keys of a request or on those that the index picks."""
+    config, m = step.config, step.config.mla
+    rows, kind = x.shape[0], config.layers[layer]
+    latent_query = x
+    if p.query_down is not None:
+        latent_query = at("mla.query", x, site="down", weight=p.query_down)
+        latent_query = at("norm.rms", latent_query, site="q_latent", weight=p.query_norm, eps=m.latent_eps)
+    q = at("mla.query", latent_query, site="up", weight=p.query_up).view(rows, m.heads, m.nope + m.rope)
+    q_nope, q_rope = q.split((m.nope, m.rope), -1)
+    latent, k_rope = at("mla.latent", x, weight=p.latent).split((m.kv_lora, m.rope), -1)
+    latent = at("norm.rms", latent, site="kv_latent", weight=p.latent_norm, eps=m.latent_eps)
+    q_rope = step.rotated(at, q_rope, "query", config.rope.layout)
+    k_rope = step.rotated(at, k_rope.unsqueeze(1), "key", config.rope.layout).squeeze(1)
+    slots = step.page_slots()
+    at("kv.write", step.caches.kv[layer], value=torch.cat((latent, k_rope), -1), slots=slots)
+    if kind == "dsa":
+        step.picked = _pick(step, at, layer, x, latent_query, p.index)
+    absorbed = torch.cat((at("mla.absorb", q_nope, weight=p.absorb), q_rope), -1)
+    attend = _dense if kind == "mla" else _sparse
+    z = attend(step, at, layer, absorbed)
+    y = at("mla.value", z, weight=p.value).flatten(1)
+    gate = None if p.gate is None else at("mla.gate", x, weight=p.gate)
+    return at("mla.output", y, gate=gate, weight=p.output)
+
+
+def _pick(step: Step, at: Here, layer: int, x: Tensor, latent_query: Tensor, p: w.Index) -> Tensor:
+    """Writes the step's index keys, scores every key of each row's request and picks the best visible ones."""
+    i, batch, pool = step.config.index, step.batch, step.caches.index[layer]
+    q = at("dsa.index_query", latent_query, weight=p.query).view(x.shape[0], i.heads, i.dim)
+    q = torch.cat((step.rotated(at, q[..., : i.rope], "index_query", i.rope_layout), q[..., i.rope :]), -1)
+    weights = at("dsa.index_weights", x, weight=p.weights)
+    key = at("dsa.index_key", x, weight=p.key, norm_weight=p.norm_weight, norm_bias=p.norm_bias, eps=i.key_norm_eps)
+    turned = step.rotated(at, key[:, : i.rope].unsqueeze(1), "index_key", i.rope_layout).squeeze(1)
+    key = torch.cat((turned, key[:, i.rope :]), -1)
+    at("index.write", pool, value=key, slots=step.page_slots())
+    keys = at(
+        "index.gather",
+        pool,
+        row_map=batch.requests,
+        table=batch.table,
+        owner=batch.every,
+        indices=batch.history,
+    )
+    scores = at("dsa.score", q, weights=weights, keys=keys, owner=batch.owner, scale=i.dim**-0.5)
+    threshold = i.threshold if i.select == "threshold" else None
+    return at("dsa.select", scores, k=i.topk, visible=batch.visible, threshold=threshold)
+
+
+def _sparse(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
+    """Attention of absorbed queries [rows, H, c + dr] on the picked latents: [rows, H, c]."""
+    batch, pool = step.batch, step.caches.kv[layer]
+    where = {"table": batch.table, "owner": batch.owner, "indices": step.picked}
+    if "kv.gather" in step.caller.covers("dsa.attention"):
+        keys = {"pool": pool, **where}
+    else:
+        keys = {"keys": at("kv.gather", pool, **where), "valid": step.picked >= 0}
+    return at("dsa.attention", q, **keys, value_width=step.config.mla.kv_lora, scale=step.config.softmax_scale())
+
+
+def _dense(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
+    """Attention of absorbed queries [rows, H, c + dr] on every latent of the row's request: [rows, H, c]."""
+    batch = step.batch
+    keys = at(
+        "kv.gather",
+        step.caches.kv[layer],
+        row_map=batch.requests,
+        table=batch.table,
+        owner=batch.every,
+        indices=batch.history,
+    ).unsqueeze(2)
+    return at(
+        "mla.attention",
+        q,
+        keys=keys,
+        values=keys[..., : step.config.mla.kv_lora],
+        owner=batch.owner,
+        visible=batch.visible,
+        scale=step.config.softmax_scale(),
+    )
+
+
+def feed_forward(step: Step, at: Here, x: Tensor, p: w.Mlp | w.Moe) -> Tensor:
+    """The second sublayer: a dense MLP, or routed experts (in their latent) plus the shared one."""
+    if isinstance(p, w.Mlp):
+        return at("mlp.dense", x, gate=p.gate, up=p.up, down=p.down, **step.activation)
+    m = step.config.moe
+    scores = at("moe.scores", x, weight=p.router, scoring=m.scoring)
+    ids, weights = at(
+        "moe.route",
+        scores,
+        bias=p.bias,
+        k=m.topk,
+        groups=m.groups,
+        kept_groups=m.kept_groups,
+        renormalise=m.renormalise,
+        scale=m.scale,
+    )
+    inner = x if p.down is None else at("moe.down", x, weight=p.down)
+    pairs, order, active, offsets = at("moe.dispatch", inner, ids=ids, experts=m.experts)
+    row_map = None
+    if step.watched():
+        row_map = step.batch.rows.take(order.div(m.topk, rounding_mode="floor").tolist())
+    y = at("moe.experts", pairs, row_map=row_map, offsets=offsets, **_active(step, at, p, active), **step.activation)
+    y = at("moe.combine", y, order=order, weights=weights)
+    if p.norm is not None:
+        y = at("norm.rms", y, site="routed_expert", weight=p.norm, eps=step.config.eps)
+    if p.up is not None:
+        y = at("moe.up", y, weight=p.up)
+    if p.shared is None:
+        return y
+    s = p.shared
+    shared = at("moe.shared", x, gate=s.gate, up=s.up, down=s.down, **step.activation)
+    return at("residual.add", y, site="moe", y=shared)
+
+
+def _active(step: Step, at: Here, p: w.Moe, active: Tensor) -> dict[str, Tensor]:
+    """Weights of the active experts: packed ones are decoded into the shared workspace."""
+    if p.w1.scale is None:
+        return {part: getattr(p, part).weight.index_select(0, active) for part in PARTS}
+    found = {}
+    for part, (payload, scale) in step.workspace.views(p, active.numel()).items():
+        stack = getattr(p, part)
+        found[part], found[f"{part}_scale"], _ = at(
+            "moe.convert",
+            stack.weight,
+            site=part,
+            scale=stack.scale,
+            experts=active,
+            payload_out=payload,
+            scale_out=scale,
+        )
+    return found

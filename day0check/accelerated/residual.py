@@ -1,0 +1,107 @@
+"""The residual spine of a step: what a sublayer reads and where its output goes (model.md 2.7)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from day0check.accelerated.weights import Mix, Model
+from day0check.probe.recorder import Here
+from day0check.probe.rows import RowMap
+from reference.config import ModelConfig
+
+
+class Spine(Protocol):
+    def attention_input(self, at: Here, layer: int) -> Tensor: ...
+
+    def add_attention(self, at: Here, layer: int, y: Tensor) -> None: ...
+
+    def mlp_input(self, at: Here, layer: int) -> Tensor: ...
+
+    def add_mlp(self, at: Here, layer: int, y: Tensor) -> None: ...
+
+    def output(self, at: Here, wanted: Tensor, row_map: RowMap) -> Tensor: ...
+
+
+class PlainSpine:
+    """x + f(norm x)."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def attention_input(self, at: Here, layer: int) -> Tensor:
+        return self.x
+
+    def add_attention(self, at: Here, layer: int, y: Tensor) -> None:
+        self.x = at("residual.add", self.x, site="attention", y=y)
+
+    def mlp_input(self, at: Here, layer: int) -> Tensor:
+        return self.x
+
+    def add_mlp(self, at: Here, layer: int, y: Tensor) -> None:
+        self.x = at("residual.add", self.x, site="mlp", y=y)
+
+    def output(self, at: Here, wanted: Tensor, row_map: RowMap) -> Tensor:
+        return self.x.index_select(0, wanted)
+
+
+class AttentionSpine:
+    """Block attention residuals: a bank of frozen blocks and a running partial sum.
+
+    At every boundary the attention mix still sees the completed partial as its last source; then the partial is frozen
+    and starts anew with that layer's attention output. The embedding is the first completed partial.
+    """
+
+    def __init__(self, x: Tensor, model: Model, config: ModelConfig) -> None:
+        self.model, self.eps, self.block = model, config.eps, config.residual.block
+        blocks = -(-len(config.layers) // self.block)
+        self.bank = x.new_empty(blocks, *x.shape)
+        self.filled = 0
+        self.partial: Tensor | None = x
+
+    def attention_input(self, at: Here, layer: int) -> Tensor:
+        mixed = self._mix(at, "attention", self.model.layers[layer].attention_mix)
+        if layer % self.block == 0:
+            at("residual.store", self.bank, value=self.partial, slot=self.filled)
+            self.filled += 1
+            self.partial = None
+        return mixed
+
+    def add_attention(self, at: Here, layer: int, y: Tensor) -> None:
+        self._add(at, "attention", y)
+
+    def mlp_input(self, at: Here, layer: int) -> Tensor:
+        return self._mix(at, "mlp", self.model.layers[layer].mlp_mix)
+
+    def add_mlp(self, at: Here, layer: int, y: Tensor) -> None:
+        self._add(at, "mlp", y)
+
+    def output(self, at: Here, wanted: Tensor, row_map: RowMap) -> Tensor:
+        sources = self._sources().index_select(0, wanted)
+        mix = self.model.output_mix
+        return at(
+            "residual.mix",
+            sources,
+            site="output",
+            row_map=row_map,
+            norm_weight=mix.norm,
+            proj=mix.proj,
+            eps=self.eps,
+        )
+
+    def _add(self, at: Here, site: str, y: Tensor) -> None:
+        self.partial = y if self.partial is None else at("residual.add", self.partial, site=site, y=y)
+
+    def _sources(self) -> Tensor:
+        """[rows, n, D]: the frozen blocks, then the partial."""
+        return torch.cat((self.bank[: self.filled], self.partial.unsqueeze(0))).transpose(0, 1)
+
+    def _mix(self, at: Here, site: str, mix: Mix) -> Tensor:
+        sources = self._sources()
+        return at("residual.mix", sources, site=site, norm_weight=mix.norm, proj=mix.proj, eps=self.eps)
+
+
+def make_spine(x: Tensor, model: Model, config: ModelConfig) -> Spine:
+    return AttentionSpine(x, model, config) if config.residual.kind == "attention" else PlainSpine(x)

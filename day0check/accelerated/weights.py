@@ -1,0 +1,274 @@
+"""The weights of a checkpoint as the engine keeps them: on the device, in the activation type, experts still packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from day0check.errors import InputError
+from reference.config import ModelConfig
+from reference.weights import Checkpoint
+
+NAN_EXPONENT = 255  # of E8M0
+
+
+@dataclass(frozen=True)
+class Mix:
+    norm: Tensor  # [D]
+    proj: Tensor  # [D]
+
+
+@dataclass(frozen=True)
+class Mlp:
+    gate: Tensor  # [I, D]
+    up: Tensor  # [I, D]
+    down: Tensor  # [D, I]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One matrix of all experts of a layer: [E, N, K] plain, or [E, N, K/2] codes with [E, N, K/32] E8M0 bytes."""
+
+    weight: Tensor
+    scale: Tensor | None
+
+    @property
+    def rows(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def columns(self) -> int:
+        return self.weight.shape[2] * (1 if self.scale is None else 2)
+
+
+@dataclass(frozen=True)
+class Moe:
+    router: Tensor  # [E, D]
+    bias: Tensor | None  # [E] float32
+    down: Tensor | None  # [L, D]
+    norm: Tensor | None  # [L]
+    up: Tensor | None  # [D, L]
+    shared: Mlp | None
+    w1: Stack
+    w3: Stack
+    w2: Stack
+
+
+@dataclass(frozen=True)
+class Kda:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    f_a: Tensor
+    f_b: Tensor
+    beta: Tensor
+    gate: tuple[Tensor, ...]  # one full-rank matrix or the two factors of a low-rank one
+    conv: Tensor  # [C, W], channels q | k | v
+    a_log: Tensor  # [H] float32
+    dt_bias: Tensor  # [H, dk] float32
+    norm: Tensor  # [dv] float32
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class Index:
+    query: Tensor
+    weights: Tensor
+    key: Tensor
+    norm_weight: Tensor
+    norm_bias: Tensor
+
+
+@dataclass(frozen=True)
+class Mla:
+    query_down: Tensor | None
+    query_norm: Tensor | None
+    query_up: Tensor  # from the latent, or direct when there is none
+    latent: Tensor
+    latent_norm: Tensor
+    absorb: Tensor  # [H, dn, c]
+    value: Tensor  # [H, c, dv]
+    gate: Tensor | None
+    output: Tensor
+    index: Index | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    input_norm: Tensor
+    post_norm: Tensor
+    attention_mix: Mix | None
+    mlp_mix: Mix | None
+    attention: Kda | Mla
+    mlp: Mlp | Moe
+
+
+@dataclass(frozen=True)
+class VisionBlock:
+    norm0: Tensor
+    qkv: Tensor
+    output: Tensor
+    norm1: Tensor
+    fc0: Tensor
+    fc1: Tensor
+
+
+@dataclass(frozen=True)
+class Vision:
+    patch: Tensor  # [Dv, 3*patch*patch]
+    table: Tensor  # [h, w, Dv]
+    blocks: tuple[VisionBlock, ...]
+    final_norm: Tensor
+    w0: Tensor
+    w1: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class Model:
+    embed: Tensor
+    layers: tuple[Layer, ...]
+    output_mix: Mix | None
+    final_norm: Tensor
+    head: Tensor
+    vision: Vision | None
+
+
+class _Reader:
+    """Reads tensors by canonical name: bfloat16 ones become the activation type, everything else stays as stored."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+        self.checkpoint, self.dtype, self.device = checkpoint, dtype, device
+
+    def __call__(self, name: str) -> Tensor:
+        stored = self.checkpoint.tensor(name)
+        return stored.to(self.device, self.dtype if stored.dtype == torch.bfloat16 else stored.dtype)
+
+    def mlp(self, prefix: str) -> Mlp:
+        return Mlp(*(self(f"{prefix}.{part}_proj.weight") for part in ("gate", "up", "down")))
+
+    def mix(self, prefix: str) -> Mix:
+        return Mix(self(f"{prefix}_norm.weight"), self(f"{prefix}_proj.weight").flatten())
+
+    def stack(self, prefix: str, part: str, config: ModelConfig) -> Stack:
+        names = [f"{prefix}.experts.{e}.{part}.weight" for e in range(config.moe.experts)]
+        if config.moe.packed == "none":
+            return Stack(torch.stack([self(name) for name in names]), None)
+        scale = torch.stack([self(f"{name}_scale") for name in names])
+        broken = (scale == NAN_EXPONENT).flatten(1).any(1).nonzero().flatten().tolist()
+        if broken:
+            raise InputError(
+                "an E8M0 scale byte is 255, which means NaN",
+                where=f"{self.checkpoint.directory}: {names[broken[0]]}_scale",
+                todo="the checkpoint is damaged or was quantised wrongly",
+            )
+        return Stack(torch.stack([self(f"{name}_packed") for name in names]), scale)
+
+
+def read_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> Model:
+    """All weights of `checkpoint` on `device`, activations' weights in `dtype`.
+
+    Raises CheckpointError for what cannot be read and InputError for an expert scale that is NaN.
+    """
+    read, config = _Reader(checkpoint, dtype, device), checkpoint.config
+    attnres = config.residual.kind == "attention"
+    embed = read("embed_tokens.weight")
+    return Model(
+        embed=embed,
+        layers=tuple(_layer(read, config, number) for number in range(len(config.layers))),
+        output_mix=read.mix("output_attn_res") if attnres else None,
+        final_norm=read("norm.weight"),
+        head=embed if config.tied_head else read("lm_head.weight"),
+        vision=None if config.vision is None else _vision(read, config),
+    )
+
+
+def _layer(read: _Reader, config: ModelConfig, number: int) -> Layer:
+    place = f"layers.{number}"
+    attnres = config.residual.kind == "attention"
+    kind = config.layers[number]
+    return Layer(
+        input_norm=read(f"{place}.input_layernorm.weight"),
+        post_norm=read(f"{place}.post_attention_layernorm.weight"),
+        attention_mix=read.mix(f"{place}.self_attention_res") if attnres else None,
+        mlp_mix=read.mix(f"{place}.mlp_res") if attnres else None,
+        attention=_kda(read, config, f"{place}.self_attn") if kind == "kda" else _mla(read, config, number),
+        mlp=_moe(read, config, f"{place}.block_sparse_moe") if config.is_moe(number) else read.mlp(f"{place}.mlp"),
+    )
+
+
+def _kda(read: _Reader, config: ModelConfig, place: str) -> Kda:
+    k = config.kda
+    gate = ("g",) if k.full_rank_gate else ("g_a", "g_b")
+    return Kda(
+        **{part: read(f"{place}.{part}_proj.weight") for part in ("q", "k", "v", "f_a", "f_b")},
+        beta=read(f"{place}.b_proj.weight"),
+        gate=tuple(read(f"{place}.{part}_proj.weight") for part in gate),
+        conv=torch.cat([read(f"{place}.{part}_conv1d.weight").squeeze(1) for part in "qkv"]),
+        a_log=read(f"{place}.A_log"),
+        dt_bias=read(f"{place}.dt_bias").view(k.heads, k.dim),
+        norm=read(f"{place}.o_norm.weight"),
+        output=read(f"{place}.o_proj.weight"),
+    )
+
+
+def _mla(read: _Reader, config: ModelConfig, number: int) -> Mla:
+    m, place = config.mla, f"layers.{number}.self_attn"
+    low_rank = m.q_lora is not None
+    per_head = read(f"{place}.kv_b_proj.weight").view(m.heads, m.nope + m.v, m.kv_lora)
+    return Mla(
+        query_down=read(f"{place}.q_a_proj.weight") if low_rank else None,
+        query_norm=read(f"{place}.q_a_layernorm.weight") if low_rank else None,
+        query_up=read(f"{place}.{'q_b' if low_rank else 'q'}_proj.weight"),
+        latent=read(f"{place}.kv_a_proj_with_mqa.weight"),
+        latent_norm=read(f"{place}.kv_a_layernorm.weight"),
+        absorb=per_head[:, : m.nope].contiguous(),
+        value=per_head[:, m.nope :].transpose(1, 2).contiguous(),
+        gate=read(f"{place}.g_proj.weight") if m.gate else None,
+        output=read(f"{place}.o_proj.weight"),
+        index=_index(read, f"{place}.indexer") if config.layers[number] == "dsa" else None,
+    )
+
+
+def _index(read: _Reader, place: str) -> Index:
+    return Index(
+        query=read(f"{place}.wq_b.weight"),
+        weights=read(f"{place}.weights_proj.weight"),
+        key=read(f"{place}.wk.weight"),
+        norm_weight=read(f"{place}.k_norm.weight"),
+        norm_bias=read(f"{place}.k_norm.bias"),
+    )
+
+
+def _moe(read: _Reader, config: ModelConfig, place: str) -> Moe:
+    m = config.moe
+    bias = f"{place}.gate.e_score_correction_bias"
+    return Moe(
+        router=read(f"{place}.gate.weight"),
+        bias=read(bias) if bias in read.checkpoint else None,
+        down=read(f"{place}.routed_expert_down_proj.weight") if m.latent else None,
+        norm=read(f"{place}.routed_expert_norm.weight") if m.latent and m.latent_norm else None,
+        up=read(f"{place}.routed_expert_up_proj.weight") if m.latent else None,
+        shared=read.mlp(f"{place}.shared_experts") if m.shared_width else None,
+        **{part: read.stack(place, part, config) for part in ("w1", "w3", "w2")},
+    )
+
+
+def _vision(read: _Reader, config: ModelConfig) -> Vision:
+    tower, projector = "vision_tower", "mm_projector"
+    blocks = []
+    for number in range(config.vision.layers):
+        place = f"{tower}.encoder.blocks.{number}"
+        parts = ("norm0", "wqkv", "wo", "norm1", "mlp.fc0", "mlp.fc1")
+        blocks.append(VisionBlock(*(read(f"{place}.{part}.weight") for part in parts)))
+    return Vision(
+        patch=read(f"{tower}.patch_embed.proj.weight").flatten(1),
+        table=read(f"{tower}.patch_embed.pos_emb.weight"),
+        blocks=tuple(blocks),
+        final_norm=read(f"{tower}.encoder.final_layernorm.weight"),
+        w0=read(f"{projector}.proj.0.weight"),
+        w1=read(f"{projector}.proj.2.weight"),
+        norm=read(f"{projector}.post_norm.weight"),
+    )

@@ -1,0 +1,93 @@
+"""The accelerated engine as a candidate: torch operators on any torch device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from day0check.accelerated.cache import CachePools
+from day0check.accelerated.engine import Engine
+from day0check.accelerated.ops import TABLE
+from day0check.accelerated.scheduler import Scheduler
+from day0check.errors import Unavailable, UsageError
+from day0check.probe.recorder import Caller, Recorder
+from day0check.probe.registry import Operators
+from day0check.types import Outputs, Request, Schedule
+from reference.weights import Checkpoint
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Accelerated:
+    """Loads a model once and runs any number of cases on it; `pools` shows the caches of the latest run."""
+
+    def __init__(self) -> None:
+        self._operators = Operators(TABLE)
+        self._engine: Engine | None = None
+        self._pools: CachePools | None = None
+
+    def capabilities(self) -> set[str]:
+        return {"taps", "operators", "chunk", "batch", "preempt", "abort", "images", "forced_tokens", "pools"}
+
+    def operators(self) -> Operators:
+        return self._operators
+
+    def load(self, model_dir: str, profile: str, device: str, layout: dict[str, Any]) -> None:
+        """Reads the checkpoint onto `device` in the precision of `profile`.
+
+        Raises UsageError for an unknown profile or device, Unavailable for what this engine cannot do, CheckpointError
+        for what it cannot read.
+        """
+        if profile not in DTYPES:
+            raise UsageError(
+                f"the accelerated backend has no profile {profile!r}",
+                where="--profile",
+                todo=f"use {', '.join(DTYPES)}",
+            )
+        owned = sorted({*self._operators.layouts, *self._operators.preparers})
+        if owned:
+            raise Unavailable(
+                f"the accelerated engine cannot hand over the layout or weights of {', '.join(owned)} yet",
+                where="--ops",
+                todo="replace operators only",
+            )
+        self._engine = Engine(Checkpoint(model_dir), dtype=DTYPES[profile], device=find_device(device))
+
+    def run(self, requests: tuple[Request, ...], schedule: Schedule, recorder: Recorder) -> Outputs:
+        """Runs `requests` to their end. Raises UsageError before `load`, InputError for requests that make no sense."""
+        if self._engine is None:
+            raise UsageError("no model is loaded", where="accelerated backend", todo="call load first")
+        scheduler = Scheduler(self._engine, requests, schedule, Caller(self._operators, recorder))
+        self._pools = CachePools(scheduler.caches, scheduler.tenancies)
+        return scheduler.run()
+
+    def pools(self) -> CachePools | None:
+        return self._pools
+
+    def close(self) -> None:
+        self._engine = self._pools = None
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device called `name`. Raises UsageError that lists what there is."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError, AttributeError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise UsageError(
+            f"device {name!r} cannot be used: {reason}", where="--device", todo=f"there is {', '.join(devices())}"
+        ) from error
+    if device.type == "meta":
+        raise UsageError("device 'meta' holds no values", where="--device", todo=f"there is {', '.join(devices())}")
+    return device
+
+
+def devices() -> list[str]:
+    """Names of the devices that this torch can use here."""
+    found = ["cpu"]
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind is not None:
+        found += [f"{kind.type}:{i}" for i in range(torch.accelerator.device_count())]
+    return found
