@@ -3,7 +3,7 @@
 Files of a capture, in one directory: `step-000000.safetensors` per step and `manifest.jsonl`, a line per result:
 {tap, operator, site, phase, step, order, result, owner, position, requests, file, key, dtype, shape}. Where the first
 axis of a result is not that of the call's rows, `owner` and `position` are empty. A line of an argument (mode "full")
-has result -1 and `arg`; a line with `dropped` names bytes that the cap left out, its file and key are "".
+has `arg`, its name, and result -1, -2, ...; a line with `dropped` names bytes that the cap left out, its file and key are "".
 Standard library + torch >= 2.1, Python >= 3.9.
 """
 
@@ -81,8 +81,8 @@ class Capture(Observer):
 
     def before(self, call: Call) -> None:
         if self.mode == "full" and self._keeps(call):
-            for name, value in row_arguments(call):
-                self._keep(call, -1, value, arg=name)
+            for index, (name, value) in enumerate(row_arguments(call)):
+                self._keep(call, -1 - index, value, arg=name)
 
     def after(self, call: Call, token: Any, results: Tuple[Any, ...]) -> None:
         if self._keeps(call):
@@ -100,7 +100,7 @@ class Capture(Observer):
             line.update(file="", key="", dropped=f"{size} bytes beyond the cap of {self.byte_cap} bytes")
         else:
             self.bytes_kept += size
-            line.update(file=None, key=f"{call.order}.{arg or result}")
+            line.update(file=None, key=f"{call.order}.{result}")
             # a copy: the buffer may be written again before the step ends
             self._tensors[line["key"]] = value.detach().to("cpu", copy=True)
         self._lines.append(line)
