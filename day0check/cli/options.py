@@ -37,7 +37,7 @@ def today() -> datetime.date:
 
 
 def waivers_of(given: Path | None, *, on: datetime.date) -> tuple[tuple[Waiver, ...], Path | None]:
-    """The waivers in use and their file: the one given, else `waivers.toml` of the working directory if there is one."""
+    """The waivers in use and their file: the one given, else `waivers.toml` of the working directory if it is there."""
     path = given if given is not None else Path(WAIVERS_FILE)
     if given is None and not path.is_file():
         return (), None

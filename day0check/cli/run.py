@@ -1,0 +1,175 @@
+"""`day0check run`: the main job. Names are resolved, the candidate and the reference run, the gate decides."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from day0check.cli.app import OUT_KEY
+from day0check.cli.options import Duration, deliver, today, waivers_of
+from day0check.types import NotRun
+
+if TYPE_CHECKING:
+    from day0check.cli.resolve import Model
+    from day0check.types import RunCase, Verdict
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asked for, as given."""
+
+    selectors: tuple[str, ...]
+    model: str
+    backend: str
+    ops: str | None
+    device: str
+    profile: str
+    stage: str | None
+    baseline: str | None
+    baselines: Path
+    waivers: Path | None
+    budget_s: float | None
+    time_limit_s: float | None
+
+
+@click.command()
+@click.argument("case", nargs=-1)
+@click.option("--model", default="tiny", show_default=True, metavar="PRESET|DIR", help="What to run.")
+@click.option("--backend", default="accelerated", show_default=True, metavar="NAME|FILE.py:NAME", help="How to run it.")
+@click.option("--ops", metavar="FILE.py", help="Operators that replace those of the backend.")
+@click.option("--device", default="cpu", show_default=True, help="Where the candidate runs, as torch names it.")
+@click.option("--profile", default="bf16", show_default=True, help="The precision that the candidate claims.")
+@click.option("--stage", metavar="smoke|t-minus|t0|t1", help="Which cases; t0 when no CASE is given.")
+@click.option("--baseline", metavar="NAME", help="Compare with this recorded baseline, too.")
+@click.option("--baselines", type=click.Path(path_type=Path), default="baselines", show_default=True, metavar="DIR")
+@click.option(
+    "--waivers", type=click.Path(path_type=Path), metavar="FILE", help="[default: waivers.toml if it is there]"
+)
+@click.option("--budget", type=Duration(), metavar="TIME", help="Leave out, and name, what does not fit (10m, 90s).")
+@click.option("--time-limit", type=Duration(), metavar="TIME", help="Of every case, instead of its own.")
+@click.option("--dry-run", is_flag=True, help="Print the plan: runs, bytes, memory, minutes. Run nothing.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="[default: reports/TIME]")
+@click.option("--json", "as_json", is_flag=True, help="Print verdict.json on stdout and nothing else.")
+@click.pass_context
+def run(
+    ctx: click.Context, case: tuple[str, ...], out: Path | None, dry_run: bool, as_json: bool, **given: Any
+) -> None:
+    """Run CASEs (all of the stage when none is given) beside the reference and say whether the stack is ready.
+
+    A CASE is an id, the leading part of one ("text", "text/one_turn", "operators") or the path of a .toml file.
+    """
+    from day0check import runner
+
+    wish = Wish(
+        selectors=case,
+        budget_s=given.pop("budget"),
+        time_limit_s=given.pop("time_limit"),
+        **given,
+    )
+    model, cases = prepare(wish)
+    plan, cases, left_out = planned(wish, model, cases)
+    if dry_run:
+        click.echo(plan)
+        return
+    folder = out if out is not None else runner.default_out()
+    ctx.meta[OUT_KEY] = folder
+    verdict = run_and_judge(wish, model, cases, folder, left_out=left_out)
+    deliver(verdict, folder, as_json=as_json)
+
+
+def prepare(wish: Wish) -> tuple[Model, tuple[RunCase, ...]]:
+    """Resolves every name before anything is started. Raises UsageError, InputError, NothingSelected."""
+    from day0check.backends import loader
+    from day0check.case import load_cases
+    from day0check.cli.resolve import check_device, find_model
+    from day0check.contracts.profiles import profile_named
+
+    profile_named(wish.profile)
+    loader.parse(wish.backend)
+    if wish.ops is not None:
+        loader.check_operators_file(wish.ops)
+    model = find_model(wish.model)
+    check_device(wish.device)
+    cases = load_cases(wish.selectors, config=model.config, model=wish.model, stage=wish.stage, profile=wish.profile)
+    if wish.time_limit_s is not None:
+        cases = tuple(replace(case, time_limit_s=wish.time_limit_s) for case in cases)
+    return model, cases
+
+
+def run_and_judge(
+    wish: Wish, model: Model, cases: tuple[RunCase, ...], folder: Path, *, left_out: tuple[NotRun, ...] = ()
+) -> Verdict:
+    """Runs the cases and decides. Raises what `runner.run` raises; nothing is decided then."""
+    from day0check import env, gate, runner
+    from day0check.baseline import read_baseline
+    from day0check.cli.assemble import judge, moment
+    from day0check.cli.gate import compared
+    from day0check.cli.progress import progress
+
+    waivers, waivers_file = waivers_of(wish.waivers, on=today())
+    if wish.baseline is not None:
+        read_baseline(wish.baselines, wish.baseline)  # a damaged one is told now, not after minutes of running
+    begin = time.monotonic()
+    environment = {
+        **env.capture(),
+        "command": {"selectors": list(wish.selectors), "stage": wish.stage or ("" if wish.selectors else "t0")},
+        "waivers": str(waivers_file) if waivers_file else "",
+        "started": moment(),
+    }
+    plan = runner.RunPlan(
+        cases=cases,
+        out=folder,
+        model_dir=str(model.directory),
+        backend=wish.backend,
+        profile=wish.profile,
+        device=wish.device,
+        ops=wish.ops,
+    )
+    with progress(len(cases)) as tell:
+        results = runner.run(plan, tell)
+    judged = judge(
+        results,
+        folder,
+        config=model.config,
+        model=model_record(wish, model),
+        profile=wish.profile,
+        environment=environment,
+        not_run=left_out,
+        partial=bool(wish.selectors),
+    )
+    scene = replace(judged.scene, measured={**judged.scene.measured, "seconds": time.monotonic() - begin})
+    answered = (judged.outcomes, judged.findings, scene)
+    if wish.baseline is not None:
+        answered = compared(*answered, folder, name=wish.baseline, baselines=wish.baselines)
+    return gate.decide(*answered, waivers=waivers, today=today())
+
+
+def model_record(wish: Wish, model: Model) -> dict[str, Any]:
+    """What stands under `model` in the verdict."""
+    import hashlib
+
+    record: dict[str, Any] = {
+        "name": model.name,
+        "digest": model.digest,
+        "layers": len(model.config.layers),
+        "backend": wish.backend.rpartition("/")[2],
+        "device": wish.device,
+        "layout": {"tensor_parallel": 1, "expert_parallel": 1},
+    }
+    if wish.ops is not None:
+        file = Path(wish.ops)
+        record["ops"] = {"file": file.name, "digest": hashlib.sha256(file.read_bytes()).hexdigest()[:12]}
+    return record
+
+
+def planned(
+    wish: Wish, model: Model, cases: tuple[RunCase, ...]
+) -> tuple[str, tuple[RunCase, ...], tuple[NotRun, ...]]:
+    """The plan as text, the cases that fit the budget, and those that do not, named."""
+    from day0check.plan import make_plan
+
+    raise NotImplementedError(make_plan)
