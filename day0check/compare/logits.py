@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from day0check.compare.net_noise import noise_map
+
 MARGIN_LIMIT = 8.0
-FLOOR = 4 * 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def compare_logits(oracle: torch.Tensor, candidate: torch.Tensor, replicates: to
     finite = torch.isfinite(candidate).all(-1)
     best = oracle.argmax(-1)
     theirs = candidate.nan_to_num(nan=-torch.inf).argmax(-1)
-    given_up = given_up_logits(oracle, theirs) / logit_noise(oracle, replicates)
+    given_up = given_up_noises(oracle, theirs, replicates)
     noise_kl = torch.stack([_divergence(oracle, r.double()) for r in replicates]).mean(0)
     return LogitRows(
         agrees=(best == theirs) & finite,
@@ -44,18 +45,21 @@ def compare_logits(oracle: torch.Tensor, candidate: torch.Tensor, replicates: to
     )
 
 
-def given_up_logits(oracle: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """[n]: the oracle's largest logit minus that of `tokens` [n]; infinite for a token outside the vocabulary."""
+def given_up_noises(oracle: torch.Tensor, tokens: torch.Tensor, replicates: torch.Tensor) -> torch.Tensor:
+    """[n]: the oracle's largest logit minus that of `tokens` [n], in noises of that difference; 0 where they are one.
+
+    The noise is the larger of the noise map's at the two tokens and of what the replicates' own difference shows.
+    Infinite for a token outside the vocabulary.
+    """
     inside = (tokens >= 0) & (tokens < oracle.shape[-1])
-    value = oracle.gather(1, torch.where(inside, tokens, 0).unsqueeze(-1)).squeeze(-1)
-    return torch.where(inside, oracle.amax(-1) - value, torch.inf)
-
-
-def logit_noise(oracle: torch.Tensor, replicates: torch.Tensor) -> torch.Tensor:
-    """[n]: root mean square error of the replicates' logits, half the row's and half that of all, at least float32's."""
-    rows = (replicates.double() - oracle).square().mean((0, 2))
-    floor = (FLOOR * oracle.abs().amax(-1)).square().clamp(min=torch.finfo(torch.float32).tiny)
-    return ((rows + rows.mean()) / 2 + floor).sqrt()
+    pair = torch.stack([oracle.argmax(-1), torch.where(inside, tokens, 0)], -1)
+    given_up = oracle.amax(-1) - oracle.gather(1, pair[:, 1:]).squeeze(-1)
+    errors = replicates.double() - oracle
+    variance = noise_map(errors.square(), oracle).gather(1, pair).sum(-1)
+    both = torch.stack([e.gather(1, pair) for e in errors])
+    direct = (both[..., 0] - both[..., 1]).square().mean(0)
+    noises = given_up / torch.maximum(variance, direct).clamp(min=torch.finfo(torch.float32).tiny).sqrt()
+    return torch.where(inside, noises, torch.inf)
 
 
 def _divergence(oracle: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

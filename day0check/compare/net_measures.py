@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from day0check.compare.locate import split_tap
-from day0check.compare.logits import MARGIN_LIMIT, compare_logits, given_up_logits, logit_noise
+from day0check.compare.logits import MARGIN_LIMIT, compare_logits, given_up_noises
 from day0check.compare.net_noise import row_errors
 from day0check.compare.propagated_choices import FORMS, LIMIT, Judged
 from day0check.contracts import CONTRACTS
@@ -16,7 +17,9 @@ from day0check.snapshot import Rows, Snapshot
 from day0check.types import Measure, Outputs, Request
 
 WHOLE_LIMIT = 1.1  # of random rounding's own noise; nearest rounding stays near 0.7 (method.md, 5)
-ROW_LIMIT = 50.0
+ROW_LIMIT = 30.0  # noises; rows are heavy-tailed: healthy ones reached 9 with a sharp softmax, 13 if rounded at random
+SPREADS = 6.0
+SMALL = 0.01  # of the noise: errors below are nothing
 TOKENS = "sample.token"
 LOGITS = "head.logits"
 
@@ -43,6 +46,7 @@ class CaseTable:
         self.snapshot = snapshot
         self._groups: dict[tuple[str, str], _Group] = {}
         self._skipped: dict[str, str] = {}
+        self._strayed: dict[str, torch.Tensor] = {}  # request -> noises of each row's error at the last tap, at least 1
 
     def fed_length(self, request: str, default: int) -> int:
         """1 + the largest position of the request among captured rows, or `default` when nothing was captured."""
@@ -85,13 +89,23 @@ class CaseTable:
         }
         if operator == LOGITS:
             found = compare_logits(wanted, candidate, others)
+            explained = self.explained(request, len(oracle))[at]
             columns |= {
                 "agrees": found.agrees.double(),
-                "margin": found.margin,
+                "margin": found.margin / explained.to(found.margin.device),
                 "kl": found.kl,
                 "noise_kl": found.noise_kl,
             }
+        elif not vision:
+            self.explained(request, len(oracle))[at] = errors.z.sqrt().clamp(min=1.0).cpu()
         self._add(tap, operator, request, recorded, own, columns, width=wanted.shape[1])
+
+    def explained(self, request: str, length: int) -> torch.Tensor:
+        """[length]: how many noises each row was off at the last tap, at least 1.
+
+        What a row then chooses is judged in these: a row that strayed earlier is accused there, not at each choice.
+        """
+        return self._strayed.setdefault(request, torch.ones(length, dtype=torch.float64))
 
     def _align(self, tap: str, recorded: Rows, length: int, vision: bool) -> tuple[list[int], torch.Tensor] | None:
         """(indices of recorded rows, rows of the pass that they belong to)."""
@@ -106,6 +120,7 @@ class CaseTable:
     def add_choices(
         self, tap: str, operator: str, request: str, recorded: Rows, rows: list[int], judged: Judged
     ) -> None:
+        """`rows`: the recorded rows that `judged` is about, in its order."""
         columns = {
             "form": judged.form.double(),
             "regret": judged.regret.double(),
@@ -128,7 +143,8 @@ class CaseTable:
         at = torch.tensor([row for row, _ in rows], device=oracle.device)
         tokens = torch.tensor([sequence[row + 1] for row, _ in rows], device=oracle.device)
         wide = oracle[at].double()
-        given_up = given_up_logits(wide, tokens) / logit_noise(wide, replicates[:, at])
+        given_up = given_up_noises(wide, tokens, replicates[:, at])
+        given_up = given_up / self.explained(request.id, len(oracle)).to(at.device)[at]
         recorded = Rows(tuple(row for row, _ in rows), tuple(phase for _, phase in rows), (), torch.empty(len(rows), 1))
         columns = {"agrees": (wide.argmax(-1) == tokens).double(), "margin": given_up}
         self._add(TOKENS, TOKENS, request.id, recorded, list(range(len(rows))), columns, width=1)
@@ -208,12 +224,38 @@ def _value_statistics(group: _Group, statistics: dict[str, float], limits: dict[
     error, noise, signal = (float(group.column(name).sum()) for name in ("error", "noise", "signal"))
     rows = z.sqrt()
     statistics["non_finite"], limits["non_finite"] = float(group.column("bad").sum()), 0.0
-    statistics["whole"] = float((z.mean() / own.mean().clamp(min=1e-3)).sqrt())
-    limits["whole"] = WHOLE_LIMIT
+    statistics["whole"] = typical_ratio(z, group.column("replicate_z"))
+    statistics["energy"] = float((z.mean() / own.mean().clamp(min=1e-3)).sqrt())
+    limits["whole"] = whole_limit(group.column("replicate_z"))
     statistics["row"], limits["row"] = float(rows.max()), ROW_LIMIT
     statistics["relative_l2"] = (error / max(signal, 1e-300)) ** 0.5
     statistics["noise_relative_l2"] = (noise / max(signal, 1e-300)) ** 0.5
     return rows
+
+
+def typical_ratio(z: torch.Tensor, replicate_z: torch.Tensor) -> float:
+    """Geometric mean over rows of the candidate's error over a replicate's: `z` [n], `replicate_z` [R, n], mean squares.
+
+    A replicate among the others gives 1, whatever the rows' own noise is: no row decides alone, as it would in a mean.
+    """
+    noisy = (z > SMALL) | (replicate_z.mean(0) > SMALL)
+    if not bool(noisy.any()):
+        return 0.0
+    logs = (z[noisy] + SMALL).log() - (replicate_z[:, noisy] + SMALL).log().mean(0)
+    return float((logs.mean() / 2).exp())
+
+
+def whole_limit(replicate_z: torch.Tensor) -> float:
+    """Limit of `typical_ratio`: 1.1, and more where few rows let even a replicate stray further by chance.
+
+    `SPREADS` spreads of the mean over rows of a log ratio, a row's spread taken from how far the replicates [R, n]
+    disagree about it.
+    """
+    count, n = replicate_z.shape
+    logs = (replicate_z + SMALL).log()
+    row = float(logs.var(0).mean()) if count > 1 else 1.0
+    spread = ((row + 0.5 / n) * (1 + 1 / count)) ** 0.5 / 2
+    return max(WHOLE_LIMIT, math.exp(SPREADS * spread / n**0.5))
 
 
 def _logit_statistics(group: _Group, statistics: dict[str, float], limits: dict[str, float]) -> None:

@@ -14,6 +14,7 @@ from scipy.special import polygamma
 ROUNDS = 4  # of alternating means; one is not enough on outlier channels
 FLOOR = 4 * 2.0**-24  # of a row's root mean square: float32 arithmetic that no rounding point names
 _MOST_DEGREES = 1e4
+_TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def row_errors(oracle: torch.Tensor, candidate: torch.Tensor, replicates: torch.
     finite = (torch.isfinite(wide) | ~torch.isfinite(oracle)).all(-1)
     error = torch.where(torch.isfinite(wide) & torch.isfinite(oracle), wide - oracle, 0.0).square()
     noise = (replicates.double() - oracle).nan_to_num().square()
-    variance = noise_map(noise.mean(0), oracle, degrees=len(replicates) * oracle.shape[-1])
+    variance = noise_map(noise, oracle)
     return RowErrors(
         z=(error / variance).mean(-1),
         replicate_z=(noise / variance).mean(-1),
@@ -51,36 +52,45 @@ def row_errors(oracle: torch.Tensor, candidate: torch.Tensor, replicates: torch.
     )
 
 
-def noise_map(mean_square: torch.Tensor, oracle: torch.Tensor, *, degrees: float) -> torch.Tensor:
-    """Variance of each element [n, d]: row factor times column factor of `mean_square`, plus the float32 floor.
-
-    Row factors are moderated. `degrees`: how many squares stand behind a row of `mean_square`, an upper bound of its degrees of freedom.
-    """
+def noise_map(squares: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
+    """Variance of each element [n, d]: row factor times column factor of `squares` [R, n, d], plus float32's floor."""
+    mean_square = squares.mean(0)
     floor = (FLOOR * oracle.nan_to_num().square().mean(-1, keepdim=True).sqrt()).square()
-    floor = floor.clamp(min=torch.finfo(torch.float64).tiny)
+    floor = floor.clamp(min=_TINY)
     columns = torch.ones_like(mean_square[:1])
     for _ in range(ROUNDS):
         rows = (mean_square / columns).mean(-1, keepdim=True)
-        columns = (mean_square / rows.clamp(min=torch.finfo(torch.float64).tiny)).mean(0, keepdim=True)
-        columns = columns / columns.mean().clamp(min=torch.finfo(torch.float64).tiny)
-        columns = columns.clamp(min=1e-12)
-    return moderate(rows.squeeze(-1), degrees=degrees).unsqueeze(-1) * columns + floor
+        columns = (mean_square / rows.clamp(min=_TINY)).mean(0, keepdim=True)
+        columns = (columns / columns.mean().clamp(min=_TINY)).clamp(min=1e-12)
+    each = (squares / columns).mean(-1)
+    return moderate(each).unsqueeze(-1) * columns + floor
 
 
-def moderate(rows: torch.Tensor, *, degrees: float) -> torch.Tensor:
-    """Row variances drawn towards their common value by as much as their spread allows (Smyth 2004, limma).
-
-    Rows without noise are left alone: nothing was rounded there.
+def moderate(each: torch.Tensor) -> torch.Tensor:
+    """Row variances [n] from those of each replicate [R, n], drawn towards their common value by as much as the spread
+    over rows and replicates allows (Smyth 2004, limma). Rows without noise are left alone: nothing was rounded there.
     """
+    rows = each.mean(0)
     noisy = rows > 0
     if int(noisy.sum()) < 3:
         return rows
-    logs = rows[noisy].log()
-    spread = float(logs.var()) - float(polygamma(1, degrees / 2))
+    degrees = len(each) * effective_degrees(each)
+    spread = float(rows[noisy].log().var()) - float(polygamma(1, degrees / 2))
     prior = 2 * _inverse_trigamma(spread) if spread > 0 else _MOST_DEGREES
-    common = rows[noisy].mean()
-    drawn = (prior * common + degrees * rows) / (prior + degrees)
+    drawn = (prior * rows[noisy].mean() + degrees * rows) / (prior + degrees)
     return torch.where(noisy, drawn, rows)
+
+
+def effective_degrees(each: torch.Tensor) -> float:
+    """Degrees of freedom of one row's mean square, from how far the replicates [R, n] disagree about it.
+
+    log of a mean square of nu degrees varies by trigamma(nu / 2). Between 1 and 10,000.
+    """
+    each = each[:, (each > 0).all(0)]
+    if len(each) < 2 or each.shape[1] == 0:
+        return 1.0
+    spread = float(each.log().var(0).mean())
+    return min(max(2 * _inverse_trigamma(spread), 1.0), _MOST_DEGREES) if spread > 0 else _MOST_DEGREES
 
 
 def _inverse_trigamma(value: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,9 @@ class _RequestRun:
         else:
             limits = {name: kwargs[name] for name in ("k", "groups", "kept_groups")}
             judged = judge_route(oracle, others, chosen, **limits)
+        judged = replace(
+            judged, regret=judged.regret / self.table.explained(self.request.id, len(own)).to(at.device)[at]
+        )
         self.table.add_choices(tap, operator, self.request.id, recorded, inside, judged)
         return _replayed(own, at, chosen, judged)
 

@@ -15,6 +15,8 @@ import torch
 
 LIMIT = 8.0
 FLOOR = 4 * 2.0**-24
+ROUNDS = 4
+_OPTIONS = 64  # sets of unused groups that are tried for one row
 _NEG = -torch.inf
 
 
@@ -60,15 +62,18 @@ def judge_selection(
     form = torch.where((form == 0) & future, 2, form)
     form = torch.where((form == 0) & wrong, 4, form)
     own = scores.masked_fill(~seen, _NEG)
-    regret = _regret(own, mask & seen, seen)
-    if threshold is not None:
-        regret = _threshold_regret(own, mask & seen, seen, threshold, full=count >= most)
     others = [r.masked_fill(~seen, _NEG) for r in replicates]
+    unit = _unit(own, others, 2 * k)
     best = _best(own, most, k)
+    if threshold is None:
+        regret = _regret(own, mask & seen, best, unit)
+    else:
+        best &= own >= threshold
+        regret = _threshold_regret(own, mask & seen, best, unit, threshold)
     noise = [(_best(r, most, k) & ~best).sum(-1) for r in others]
     return Judged(
         form,
-        regret / _unit(own, others, 2 * k),
+        regret,
         (mask & ~best).sum(-1),
         torch.stack(noise).double().mean(0) if noise else torch.zeros(len(scores), dtype=torch.float64),
     )
@@ -90,6 +95,7 @@ def judge_route(
     form = torch.where((form == 0) & ((chosen >= 0).sum(-1) != k), 4, form)
     unit = _unit(scores, replicates, 2 * k)
     allowed = torch.ones_like(mask)
+    count = torch.full((len(scores),), k, device=scores.device)
     group_regret = torch.zeros(len(scores), dtype=scores.dtype, device=scores.device)
     if groups > 1:
         used = mask.view(len(mask), groups, -1).any(-1)
@@ -97,7 +103,7 @@ def judge_route(
         sums = group_scores(scores, groups)
         group_unit = _unit(sums, [group_scores(r, groups) for r in replicates], groups)
         allowed, group_regret = _kept(scores, sums, mask, used, kept_groups, unit, group_unit)
-    regret = torch.maximum(_regret(scores.masked_fill(~allowed, _NEG), mask, allowed) / unit, group_regret)
+    regret = torch.maximum(_regret_within(scores, allowed, mask, unit, count), group_regret)
     best = _routed(scores, k, groups, kept_groups)
     noise = [(_routed(r, k, groups, kept_groups) & ~best).sum(-1) for r in replicates]
     return Judged(
@@ -127,27 +133,35 @@ def _kept(
 
     Groups that it kept but took no expert from are not known: the ones that accuse it least are taken.
     """
-    groups = sums.shape[-1]
+    groups, k = sums.shape[-1], int(mask.sum(-1).amax())
     width = scores.shape[-1] // groups
     fill = sums.masked_fill(used, torch.inf).topk(kept, dim=-1).indices
     open_groups = torch.zeros_like(used).scatter(1, fill, True) | used
+    best_groups = _best(sums, torch.full((len(sums),), kept, device=sums.device), kept)
     for row in ((used.sum(-1) < kept) & (used.sum(-1) > 0)).nonzero().flatten().tolist():
-        rest = [g for g in range(groups) if not used[row, g]]
-        missing = kept - int(used[row].sum())
-        least, options = torch.inf, itertools.combinations(sorted(rest, key=lambda g: -float(sums[row, g])), missing)
-        for extra in itertools.islice(options, 64):
-            trial = used[row].clone()
-            trial[list(extra)] = True
-            experts = trial.repeat_interleave(width)
-            given_up = _regret(scores[row : row + 1].masked_fill(~experts, _NEG), mask[row : row + 1], experts[None])
+        one, count = slice(row, row + 1), torch.tensor([k], device=sums.device)
+        rest = sorted((g for g in range(groups) if not used[row, g]), key=lambda g: -float(sums[row, g]))
+        least = torch.inf
+        for extra in itertools.islice(itertools.combinations(rest, kept - int(used[row].sum())), _OPTIONS):
+            trial = used[one].clone()
+            trial[0, list(extra)] = True
+            experts = trial.repeat_interleave(width, dim=-1)
             cost = max(
-                float(given_up / unit[row]),
-                float(_regret(sums[row : row + 1], trial[None], torch.ones_like(trial[None])) / group_unit[row]),
+                float(_regret_within(scores[one], experts, mask[one], unit[one], count)),
+                float(_regret(sums[one], trial, best_groups[one], group_unit[one])),
             )
             if cost < least:
-                least, open_groups[row] = cost, trial
-    regret = _regret(sums, open_groups, torch.ones_like(open_groups)) / group_unit
+                least, open_groups[row] = cost, trial[0]
+    regret = _regret(sums, open_groups, best_groups, group_unit)
     return open_groups.repeat_interleave(width, dim=-1), regret
+
+
+def _regret_within(
+    scores: torch.Tensor, allowed: torch.Tensor, mask: torch.Tensor, unit: torch.Tensor, count: torch.Tensor
+) -> torch.Tensor:
+    """Regret of `mask` among the `allowed` ones, of which `count` are to be taken."""
+    scores = scores.masked_fill(~allowed, _NEG)
+    return _regret(scores, mask & allowed, _best(scores, count, int(count.amax())), unit)
 
 
 def _mask(chosen: torch.Tensor, n: int) -> torch.Tensor:
@@ -165,20 +179,28 @@ def _form_of(chosen: torch.Tensor, n: int) -> torch.Tensor:
     return torch.where(outside, 1, torch.where(twice, 3, 0))
 
 
-def _regret(scores: torch.Tensor, mask: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Best score that was left minus worst that was taken, at least 0; 0 where nothing was left or taken."""
-    left = scores.masked_fill(mask | ~among, _NEG).amax(-1)
-    taken = scores.masked_fill(~mask, torch.inf).amin(-1)
-    return (left - taken).clamp(min=0).nan_to_num(nan=0.0, posinf=torch.inf)
+def _regret(scores: torch.Tensor, mask: torch.Tensor, best: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+    """[m]: how far the worst misplaced one lies beyond the boundary of the `best`, in its own noise `unit` [m, n].
+
+    A taken one that is not among the best lies below the worst of them; a left one of the best lies above the best of
+    the others. `scores` are -inf where nothing may be taken.
+    """
+    lowest = scores.masked_fill(~best, torch.inf).amin(-1, keepdim=True)
+    highest = scores.masked_fill(best, _NEG).amax(-1, keepdim=True)
+    taken = ((lowest - scores) / unit).masked_fill(~mask | best, 0.0)
+    left = ((scores - highest) / unit).masked_fill(mask | ~best, 0.0)
+    return torch.maximum(taken, left).nan_to_num(nan=0.0, posinf=torch.inf).amax(-1).clamp(min=0)
 
 
 def _threshold_regret(
-    scores: torch.Tensor, mask: torch.Tensor, seen: torch.Tensor, threshold: float, *, full: torch.Tensor
+    scores: torch.Tensor, mask: torch.Tensor, best: torch.Tensor, unit: torch.Tensor, threshold: float
 ) -> torch.Tensor:
-    left = scores.masked_fill(mask | ~seen, _NEG).amax(-1)
-    taken = scores.masked_fill(~mask, torch.inf).amin(-1)
-    missed = torch.where(full, left - taken, left - threshold)
-    return torch.maximum(missed, threshold - taken).clamp(min=0).nan_to_num(nan=0.0)
+    """As `_regret` where every visible key that reaches `threshold` is wanted: the boundary is at least that."""
+    lowest = scores.masked_fill(~best, torch.inf).amin(-1, keepdim=True).clamp(min=threshold, max=None)
+    lowest = torch.where(torch.isfinite(lowest), lowest, threshold)
+    taken = ((lowest - scores) / unit).masked_fill(~mask | best, 0.0)
+    left = ((scores - threshold) / unit).masked_fill(mask | ~best, 0.0)
+    return torch.maximum(taken, left).nan_to_num(nan=0.0, posinf=torch.inf).amax(-1).clamp(min=0)
 
 
 def _best(scores: torch.Tensor, count: torch.Tensor, k: int) -> torch.Tensor:
@@ -197,17 +219,30 @@ def _routed(scores: torch.Tensor, k: int, groups: int, kept_groups: int) -> torc
 
 
 def _unit(scores: torch.Tensor, replicates: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """Noise [m] of a row's scores, measured on the `width` best: the ones that compete, and larger scores are noisier.
+    """Noise [m, n] of each score: row factor times column factor of the replicates' errors, but at least the row's.
 
-    Drawn half towards the common value of the rows, since few scores stand behind one row's figure.
+    The row's is measured on the `width` best, the ones that compete (larger scores are noisier), and drawn half towards
+    the common value of the rows, since few scores stand behind one row's figure. `scores` are -inf where not allowed.
     """
     width = min(width, scores.shape[-1])
     values, at = scores.topk(width, dim=-1)
-    real = torch.isfinite(values)
-    size = values.masked_fill(~real, 0.0).abs().amax(-1)
+    size = values.masked_fill(~torch.isfinite(values), 0.0).abs().amax(-1, keepdim=True)
     floor = (FLOOR * size).square().clamp(min=torch.finfo(torch.float32).tiny)
     if not replicates:
-        return floor.sqrt()
-    square = torch.stack([(r.gather(1, at) - values).masked_fill(~real, 0.0).square() for r in replicates]).mean(0)
-    rows = square.sum(-1) / real.sum(-1).clamp(min=1)
-    return ((rows + rows.mean()) / 2 + floor).sqrt()
+        return floor.sqrt().expand_as(scores)
+    real = torch.isfinite(scores)
+    square = sum((r - scores).masked_fill(~real, 0.0).square() for r in replicates) / len(replicates)
+    competing = real.gather(1, at)
+    rows = square.gather(1, at).sum(-1, keepdim=True) / competing.sum(-1, keepdim=True).clamp(min=1)
+    return (torch.maximum((rows + rows.mean()) / 2, _fit(square, real)) + floor).sqrt()
+
+
+def _fit(square: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """`square` [m, n] as row factor times column factor, fitted where `real` by alternating means."""
+    columns = torch.ones_like(square[:1])
+    in_row, in_column = real.sum(-1, keepdim=True).clamp(min=1), real.sum(0, keepdim=True).clamp(min=1)
+    tiny = torch.finfo(square.dtype).tiny
+    for _ in range(ROUNDS):
+        rows = (square / columns.clamp(min=tiny)).sum(-1, keepdim=True) / in_row
+        columns = (square / rows.clamp(min=tiny)).sum(0, keepdim=True) / in_column
+    return rows * columns
