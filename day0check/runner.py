@@ -298,10 +298,10 @@ class _Session:
 
     def _turn_reference(self) -> None:
         lane = self.reference
+        if lane.process is None and (lane.queue or self._comparison_is_near()):
+            lane.start()
         if not lane.queue:
             return
-        if lane.process is None:
-            lane.start()
         lane.feed()
         code = lane.process.exit_code()
         for event in lane.read():
@@ -313,6 +313,13 @@ class _Session:
         elif time.monotonic() > lane.deadline:
             lane.process.show_stacks()
             self._comparison_died("timeout", f"it took more than the limit of {lane.limit_s:g} s")
+
+    def _comparison_is_near(self) -> bool:
+        """Whether the candidate is at a case that will be compared: starting takes seconds, which pass meanwhile."""
+        lane = self.candidate
+        if not (self.plan.reference and lane.queue and lane.stage == "run"):
+            return False
+        return not is_operator_case(lane.queue[0])
 
     def _comparison_died(self, status: str, how: str) -> None:
         lane, case = self.reference, self.reference.queue[0]

@@ -15,6 +15,7 @@ import torch
 
 from day0check.backends import loader
 from day0check.contracts.profiles import PROFILES
+from day0check.env import TORCH_FLAGS
 from day0check.errors import Day0Error, InputError, Unavailable, UsageError
 from day0check.probe.heartbeat import Heartbeat, read
 from day0check.probe.recorder import Recorder
@@ -24,6 +25,7 @@ from day0check.snapshot import case_directory
 from day0check.types import Outputs, RunCase, to_json
 from day0check.worker.job import Job, RunRecord, is_operator_case, write_record
 from day0check.worker.observe import Observation
+from day0check.worker.torch_flags import torch_flags
 
 _OURS = (UsageError, InputError, RecordError)
 
@@ -187,6 +189,7 @@ def run_candidate(job: Job, events: Lines) -> None:
             told |= {"capabilities": list(candidate.capabilities()), "replaced": list(candidate.replaced)}
         write_record(directory, RunRecord(**told))
         events.write({"event": "end", "case": case.id})
+    replace_json(Path(job.out) / TORCH_FLAGS, torch_flags(job.device))
     if candidate is not None:
         try:
             candidate.backend.close()
