@@ -1,0 +1,77 @@
+"""Runs every operator of a table on the hard inputs of its contract, through the recorder: no model is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from day0check.contracts import CONTRACTS
+from day0check.contracts.contract import Contract
+from day0check.contracts.hard_inputs import HardInput, generate
+from day0check.contracts.profiles import Profile
+from day0check.probe.recorder import Recorder
+from day0check.probe.registry import Operators
+from day0check.probe.rows import RowMap
+
+PLACE = "operators"
+
+
+@dataclass(frozen=True)
+class OperatorsRun:
+    """Number of calls, contract names that the table does not have, and (tap, error) of the calls that raised."""
+
+    calls: int
+    missing: tuple[str, ...]
+    raised: tuple[tuple[str, str], ...]
+
+
+def run_operators(
+    table: Operators,
+    recorder: Recorder,
+    profile: Profile,
+    names: Iterable[str] | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> OperatorsRun:
+    """Calls each operator of `names` (all contracts with hard inputs by default) once per hard input, as prefill.
+
+    Taps are "operators.<operator>.<input>", requests "operators/<operator>#<input>" with position = row. Observers see
+    each call and the end of the case. An operator that raises does not stop the others; it is in `raised`.
+    """
+    contracts = [c for c in CONTRACTS.values() if c.hard_inputs and (names is None or c.name in set(names))]
+    dtype = getattr(torch, profile.act_dtype)
+    have, calls = set(table.names()), 0
+    raised: list[tuple[str, str]] = []
+    for contract in contracts:
+        for name in contract.hard_inputs if contract.name in have else ():
+            hard = generate(contract, name, seed, dtype, device=device)
+            try:
+                _call(table, recorder, contract, hard, calls)
+            except Exception as error:  # a candidate's failure on one input is its result, the others still run
+                raised.append((f"{PLACE}.{contract.name}.{hard.site}", f"{type(error).__name__}: {error}"))
+            calls += 1
+    recorder.end_case()
+    return OperatorsRun(calls, tuple(c.name for c in contracts if c.name not in have), tuple(raised))
+
+
+def _call(table: Operators, recorder: Recorder, contract: Contract, hard: HardInput, step: int) -> None:
+    rows = row_map(contract, hard)
+    with recorder.step("prefill", rows, step):
+        function = table.get(contract.name, "prefill")
+        recorder.call(PLACE, contract.name, function, hard.args, hard.kwargs, hard.site, rows)
+
+
+def row_map(contract: Contract, hard: HardInput) -> RowMap:
+    """One request named after operator and input; position = row of the argument that has rows."""
+    arguments = {contract.args[0].name: hard.args[0], **hard.kwargs}
+    lengths = {
+        role: len(arguments[a.name])
+        for role in ("batch", "owner", "rows")
+        for a in reversed(contract.args)
+        if a.role == role and isinstance(arguments.get(a.name), torch.Tensor)
+    }
+    count = lengths.get("rows", lengths.get("owner", lengths.get("batch", 0)))
+    return RowMap((f"operators/{contract.name}#{hard.name}",), (0,) * count, tuple(range(count)))

@@ -1,0 +1,290 @@
+"""Local replay: a recorder observer that judges every operator call on the arguments that the candidate itself used.
+
+The candidate never sees a change: arguments are copied before the call, results before they can be overwritten, and
+everything is computed beside it without gradients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from day0check.compare.choices import judge_choice
+from day0check.compare.compute import judge_compute
+from day0check.compare.exact import Decoded, judge_conversion, judge_exact, judge_write
+from day0check.compare.judgement import Judgement, merge
+from day0check.compare.pooling import Seen, copied, held, joined, signature
+from day0check.compare.replay import Replay, named
+from day0check.compare.row_digest import hexadecimal, plain_weights, row_weights, weighted_sum
+from day0check.contracts import CONTRACTS
+from day0check.contracts.contract import Contract
+from day0check.contracts.profiles import Profile
+from day0check.probe.recorder import Call, Observer
+from day0check.probe.rows import PADDING, RowMap
+from day0check.types import Measure
+
+POOLED_STEPS = 32
+POOLED_BYTES = 256 * 2**20
+GATHERED = ("pool", "table", "owner", "indices")  # what a fused kernel gets in place of keys and valid
+
+
+@dataclass
+class _Tally:
+    """All judgements of one tap in one phase so far."""
+
+    tap: str
+    operator: str
+    kind: str
+    phase: str
+    layer: int | None
+    order: int
+    judgement: Judgement | None = None
+    failed_at: int | None = None
+    request: str | None = None
+    position: int | None = None
+    digest: int = 0
+    has_digest: bool = False
+    waiting: dict[tuple[Any, ...], list[Seen]] = field(default_factory=dict)
+
+    def measure(self) -> Measure:
+        j = self.judgement if self.judgement is not None else Judgement(0, 0, not_judged="never judged")
+        return Measure(
+            tap=self.tap,
+            operator=self.operator,
+            kind=self.kind,
+            phase=self.phase,
+            layer=self.layer,
+            order=self.order if self.failed_at is None else self.failed_at,
+            rows=j.rows,
+            elements=j.elements,
+            passed=j.passed,
+            statistics=dict(j.statistics),
+            limits=dict(j.limits),
+            failing=j.failing,
+            request=self.request,
+            position=self.position,
+            pattern=j.pattern,
+            message=j.message,
+            digest=hexadecimal(self.digest) if self.has_digest else "",
+            power=j.power,
+            not_judged=j.not_judged,
+        )
+
+
+@dataclass(frozen=True)
+class _Before:
+    contract: Contract | None
+    arguments: dict[str, Any]
+    problem: str = ""
+
+
+class Judge(Observer):
+    """Judges calls as they happen and gives `sink` one Measure per (tap, phase) at the end of the case.
+
+    A judgement that fails is given at once as well, so that an abort loses nothing: of several Measures of one
+    (tap, phase) the last counts. Prefill is judged call by call; the calls of a tap in decode wait for up to 32 steps
+    and are judged together. `claims_tie_rule`: selections must follow the contract's tie rule to the index.
+    Deterministic: the draws of a judgement depend on `seed`, the tap, the phase and their number.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        sink: Callable[[Measure], None],
+        *,
+        seed: int = 0,
+        claims_tie_rule: bool = True,
+    ) -> None:
+        self.profile, self.sink, self.seed, self.claims_tie_rule = profile, sink, seed, claims_tie_rule
+        self._tallies: dict[tuple[str, str], _Tally] = {}
+        self._decoded = Decoded()
+        self._steps_waiting = self._bytes_waiting = 0
+        self._weights: dict[
+            int, tuple[RowMap, torch.Tensor]
+        ] = {}  # by id; the map is kept so that its id stays its own
+
+    # ------------------------------------------------------------------------------------------------ the recorder
+
+    def before(self, call: Call) -> _Before:
+        contract = CONTRACTS.get(call.operator)
+        if contract is None:
+            return _Before(None, {}, f"there is no contract for {call.operator}")
+        try:
+            with torch.no_grad():
+                arguments = named(contract, call.args, _uncovered(contract, call.kwargs))
+                return _Before(contract, copied(contract, arguments))
+        except Exception as error:  # whatever is wrong with the call is a result of the check, never our own fault
+            return _Before(contract, {}, f"{type(error).__name__}: {error}")
+
+    def after(self, call: Call, token: _Before, results: tuple[Any, ...]) -> None:
+        tally = self._tally(call, token.contract)
+        if token.problem:
+            self._record(tally, [Judgement(0, 0, not_judged=token.problem)], [], call.order)
+            return
+        if not all(isinstance(r, torch.Tensor) for r in results):
+            self._record(tally, [Judgement(0, 0, not_judged="a result is not a tensor")], [], call.order)
+            return
+        seen = Seen(token.contract, token.arguments, results, call.rows, call.order, call.step)
+        key = signature(seen) if call.phase == "decode" else None
+        if key is None:
+            self._judge(tally, [seen])
+            return
+        seen = held(seen)
+        tally.waiting.setdefault(key, []).append(seen)
+        self._bytes_waiting += seen.byte_count
+
+    def end_step(self, step: int) -> None:
+        self._weights.clear()
+        if not self._bytes_waiting:
+            return
+        self._steps_waiting += 1
+        if self._steps_waiting >= POOLED_STEPS or self._bytes_waiting >= POOLED_BYTES:
+            self._judge_waiting()
+
+    def end_case(self) -> None:
+        self._judge_waiting()
+        self._weights.clear()
+        for tally in sorted(self._tallies.values(), key=lambda t: t.order):
+            self.sink(tally.measure())
+        self._tallies.clear()
+
+    # -------------------------------------------------------------------------------------------------- judgements
+
+    def _tally(self, call: Call, contract: Contract | None) -> _Tally:
+        key = (call.tap, call.phase)
+        if key not in self._tallies:
+            kind = "compute" if contract is None else contract.kind
+            self._tallies[key] = _Tally(call.tap, call.operator, kind, call.phase, call.layer, call.order)
+        return self._tallies[key]
+
+    def _judge_waiting(self) -> None:
+        for tally in list(self._tallies.values()):
+            waiting, tally.waiting = tally.waiting, {}
+            for calls in waiting.values():
+                self._judge(tally, calls)
+        self._steps_waiting = self._bytes_waiting = 0
+
+    def _judge(self, tally: _Tally, calls: list[Seen]) -> None:
+        try:
+            with torch.no_grad():
+                replay, results = joined(calls)
+                judgements = self._judgements(tally, calls, replay, results)
+                self._digest(tally, calls)
+        except Exception as error:  # a replay that raises judges nothing; the reason is the result
+            judgements = [Judgement(0, 0, not_judged=f"the replay raised {type(error).__name__}: {error}")]
+        self._record(tally, judgements, calls, calls[0].order)
+
+    def _judgements(
+        self, tally: _Tally, calls: list[Seen], replay: Replay, results: tuple[torch.Tensor, ...]
+    ) -> list[Judgement]:
+        contract = replay.contract
+        if contract.mutates:
+            return judge_write(replay)
+        if contract.name == "moe.convert":
+            return judge_conversion(replay, results, self._decoded)
+        if contract.kind in ("exact", "move"):
+            return judge_exact(replay, results)
+        keep = _rows_that_count(calls, replay)
+        if contract.kind == "choose":
+            return judge_choice(replay, results, claims_tie_rule=self.claims_tie_rule, keep=keep)
+        return judge_compute(replay, results, self.profile, seed=self._draw(tally, calls[0].order), keep=keep)
+
+    def _draw(self, tally: _Tally, order: int) -> int:
+        text = f"{self.seed}/{tally.tap}/{tally.phase}/{order}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little")
+
+    def _record(self, tally: _Tally, judgements: list[Judgement], calls: list[Seen], order: int) -> None:
+        for judgement in judgements:
+            earlier = tally.judgement
+            tally.judgement = judgement if earlier is None else merge(earlier, judgement)
+            if judgement.passed or tally.failed_at is not None:
+                continue
+            tally.failed_at = order
+            if calls:
+                tally.failed_at, tally.request, tally.position = _address(calls, judgement)
+            self.sink(tally.measure())
+
+    def _digest(self, tally: _Tally, calls: list[Seen]) -> None:
+        for seen in calls:
+            for number, result in enumerate(seen.results):
+                count = result.shape[0] if result.dim() else 1
+                if len(seen.rows) == count:
+                    weights = self._weights_of(seen.rows)
+                else:
+                    weights = plain_weights(count, seen.order)
+                unordered = seen.contract.kind == "choose" and result.dim() == 2
+                tally.digest += (2 * number + 1) * weighted_sum(result, weights, unordered=unordered)
+                tally.has_digest = True
+
+    def _weights_of(self, rows: RowMap) -> torch.Tensor:
+        if id(rows) not in self._weights:
+            self._weights[id(rows)] = (rows, row_weights(rows))
+        return self._weights[id(rows)][1]
+
+
+def _uncovered(contract: Contract, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of a fused kernel as those of the plain operator: what it gathers itself is gathered here first.
+
+    Raises ValueError for an operator that cannot be replayed in this form.
+    """
+    names = {a.name for a in contract.args}
+    if "pool" in names or "pool" not in kwargs:
+        return kwargs
+    if not {"keys", "valid"} <= names or not set(GATHERED) <= set(kwargs):
+        raise ValueError(f"{contract.name} with a pool needs {', '.join(GATHERED)} in place of keys and valid")
+    from reference.cache import gather
+
+    plain = {name: value for name, value in kwargs.items() if name not in GATHERED}
+    pool, table, owner, indices = (kwargs[name] for name in GATHERED)
+    plain["keys"] = gather(pool, table=table, owner=owner, indices=indices)
+    plain["valid"] = indices >= 0
+    return plain
+
+
+def _rows_that_count(calls: list[Seen], replay: Replay) -> torch.Tensor | None:
+    """bool [rows] that is False for padding rows, None when there are none."""
+    first = replay.arguments[replay.contract.args[0].name]
+    owners = [owner for seen in calls for owner in seen.rows.owner]
+    if PADDING not in owners or len(owners) != first.shape[0]:
+        return None
+    return torch.tensor([owner != PADDING for owner in owners], device=first.device)
+
+
+def _address(calls: list[Seen], judgement: Judgement) -> tuple[int, str | None, int | None]:
+    """(execution order of the call, request, position) of a judgement's row; of the first call when it has none."""
+    row = judgement.row
+    if row is None:
+        return calls[0].order, None, None
+    for seen in calls:
+        count = _axis_length(seen, judgement.axis)
+        if row < count or seen is calls[-1]:
+            return seen.order, *_row_address(seen, judgement.axis, row, count)
+        row -= count
+    raise AssertionError("the last call always answers")
+
+
+def _axis_length(seen: Seen, axis: str) -> int:
+    for spec, result in zip(seen.contract.results, seen.results, strict=False):
+        if spec.rows == axis and result.dim():
+            return int(result.shape[0])
+    return len(seen.rows)
+
+
+def _row_address(seen: Seen, axis: str, row: int, count: int) -> tuple[str | None, int | None]:
+    rows = seen.rows
+    if axis == "batch":
+        offsets = seen.arguments.get("offsets")
+        if offsets is not None and row + 1 < len(offsets) and 0 < int(offsets[row + 1]) <= len(rows):
+            return rows.address(int(offsets[row + 1]) - 1)
+        last = [p for owner, p in zip(rows.owner, rows.position, strict=True) if owner == row]
+        return (rows.requests[row], max(last, default=None)) if row < len(rows.requests) else (None, None)
+    order = seen.arguments.get("order")
+    if count != len(rows) and order is not None and len(order) == len(rows):
+        choices = max(1, seen.arguments["weights"].shape[-1])
+        at = (order // choices == row).nonzero().flatten()
+        return rows.address(int(at[0])) if len(at) else (None, None)
+    return rows.address(row) if count == len(rows) and row < count else (None, None)
