@@ -3,7 +3,7 @@
 Files of a capture, in one directory: `step-000000.safetensors` per step and `manifest.jsonl`, a line per result:
 {tap, operator, site, phase, step, order, result, owner, position, requests, file, key, dtype, shape}. Where the first
 axis of a result is not that of the call's rows, `owner` and `position` are empty. A line of an argument (mode "full")
-has `arg`, its name, and result -1, -2, ...; a line with `dropped` names bytes that the cap left out, its file and key are "".
+has `arg`, its name, and result -1, -2, ...; a line with `dropped` names what the cap left out: file and key are "".
 Standard library + torch >= 2.1, Python >= 3.9.
 """
 
