@@ -17,7 +17,7 @@ from day0check.snapshot import Rows, Snapshot
 from day0check.types import Measure, Outputs, Request
 
 WHOLE_LIMIT = 1.1  # of random rounding's own noise; nearest rounding stays near 0.7 (method.md, 5)
-ROW_LIMIT = 30.0  # noises; rows are heavy-tailed: healthy ones reached 9 with a sharp softmax, 13 if rounded at random
+ROW_LIMIT = 30.0  # noises; rows are heavy-tailed: healthy ones reached 9 with a sharp softmax
 SPREADS = 6.0
 SMALL = 0.01  # of the noise: errors below are nothing
 TOKENS = "sample.token"
@@ -234,7 +234,7 @@ def _value_statistics(group: _Group, statistics: dict[str, float], limits: dict[
 
 
 def typical_ratio(z: torch.Tensor, replicate_z: torch.Tensor) -> float:
-    """Geometric mean over rows of the candidate's error over a replicate's: `z` [n], `replicate_z` [R, n], mean squares.
+    """Geometric mean over rows of the candidate's error over a replicate's, from mean squares `z` [n], `replicate_z` [R, n].
 
     A replicate among the others gives 1, whatever the rows' own noise is: no row decides alone, as it would in a mean.
     """

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from scipy.special import polygamma
 
+COLUMN_PRIOR = 32.0  # squares with which a column is drawn towards the others: of few rows none is known
 ROUNDS = 4  # of alternating means; one is not enough on outlier channels
 FLOOR = 4 * 2.0**-24  # of a row's root mean square: float32 arithmetic that no rounding point names
 _MOST_DEGREES = 1e4
@@ -62,6 +63,8 @@ def noise_map(squares: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
         rows = (mean_square / columns).mean(-1, keepdim=True)
         columns = (mean_square / rows.clamp(min=_TINY)).mean(0, keepdim=True)
         columns = (columns / columns.mean().clamp(min=_TINY)).clamp(min=1e-12)
+    behind = squares.shape[0] * squares.shape[1]
+    columns = (behind * columns + COLUMN_PRIOR) / (behind + COLUMN_PRIOR)
     each = (squares / columns).mean(-1)
     return moderate(each).unsqueeze(-1) * columns + floor
 

@@ -40,7 +40,14 @@ class MiniModel:
         weights = {"embed": bf16(VOCAB, WIDTH, generator=generator), "norm": bf16(WIDTH, generator=generator) + 2}
         weights["head"] = bf16(VOCAB, WIDTH, generator=generator, scale=WIDTH**-0.5)
         for layer in range(LAYERS):
-            for name, out in (("q", WIDTH), ("wi", 16), ("ki", 8), ("qi", 16 * 8), ("latent", WIDTH), ("router", EXPERTS)):
+            for name, out in (
+                ("q", WIDTH),
+                ("wi", 16),
+                ("ki", 8),
+                ("qi", 16 * 8),
+                ("latent", WIDTH),
+                ("router", EXPERTS),
+            ):
                 weights[f"{layer}.{name}"] = bf16(out, WIDTH, generator=generator, scale=WIDTH**-0.5)
             for expert in range(EXPERTS):
                 weights[f"{layer}.{expert}"] = bf16(WIDTH, WIDTH, generator=generator, scale=WIDTH**-0.5)
@@ -68,7 +75,9 @@ class MiniModel:
         wi = call(place, "dsa.index_weights", attention.index_weights, h, weight=w[f"{layer}.wi"])
         key = call(place, "kda.project", linear.linear, h, weight=w[f"{layer}.ki"], site="k")
         owner, visible = torch.zeros(n, dtype=torch.int64), torch.arange(1, n + 1)
-        scores = call(place, "dsa.score", attention.index_scores, qi, weights=wi, keys=key[None], owner=owner, scale=0.3)
+        scores = call(
+            place, "dsa.score", attention.index_scores, qi, weights=wi, keys=key[None], owner=owner, scale=0.3
+        )
         chosen = call(place, "dsa.select", attention.select, scores, k=KEYS, visible=visible)
         q = call(place, "mla.query", linear.linear, h, weight=w[f"{layer}.q"], site="up")
         keys = latent[chosen.long().clamp(min=0)]
