@@ -67,7 +67,7 @@ def read_evidence(
         measures=snapshot.measures,
         net=net,
         outputs=snapshot.outputs,
-        capabilities=capabilities,
+        capabilities=capabilities or frozenset(snapshot.run.get("capabilities") or ()),
         net_reason=reason,
         notes=(*snapshot.notes, *notes),
     )

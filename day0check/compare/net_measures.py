@@ -234,7 +234,7 @@ def _value_statistics(group: _Group, statistics: dict[str, float], limits: dict[
 
 
 def typical_ratio(z: torch.Tensor, replicate_z: torch.Tensor) -> float:
-    """Geometric mean over rows of the candidate's error over a replicate's, from mean squares `z` [n], `replicate_z` [R, n].
+    """Geometric mean over rows of the candidate's error over a replicate's; `z` [n], `replicate_z` [R, n] mean squares.
 
     A replicate among the others gives 1, whatever the rows' own noise is: no row decides alone, as it would in a mean.
     """
