@@ -149,7 +149,7 @@ def _table() -> tuple[Tensor, Tensor]:
     magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     codes = torch.cat((magnitudes, -magnitudes))
     shifts = torch.arange(SMALLEST_SHIFT, LARGEST_SHIFT + 1)
-    value = codes * torch.ldexp(torch.ones(()), shifts - 6).unsqueeze(1)
+    value = codes * torch.pow(2.0, (shifts - 6).float()).unsqueeze(1)
     rounded = value.to(torch.float8_e4m3fn)
     return rounded.view(torch.uint8).flatten(), (rounded.float() == value).flatten()
 
