@@ -16,7 +16,10 @@ from day0check.compare.rounding import FORMATS, ulp
 WHOLE_LIMIT, GROUP_LIMIT, LARGE_TILE_LIMIT, Z_LIMIT, ELEMENT_LIMIT = 1.1, 1.5, 1.25, 8.0, 1.0
 SMALL_TILE, LARGE_TILE = 16, 32  # sides; 32 x 32 = 1,024 elements
 LEAST_FREEDOM = 4.0  # below it a ratio says nothing
-BOUND = 16.0  # element bound B in units of the float32 floor: 2 sqrt(K) against sqrt(K) / 8
+# The element bound B in units of the float32 floor: 2 sqrt(K) against sqrt(K) / 8 where the result is rounded, so that
+# only values next to a midpoint meet it. Raw float32 results meet it always: one product after another, of float32
+# factors, reaches 2.7 sqrt(K) in a few thousand elements.
+BOUND, BOUND_UNROUNDED = 16.0, 48.0
 NEAREST = 0.5  # variance of nearest over random rounding
 
 
@@ -117,7 +120,7 @@ def _by_element(
     out_dtype: str | None,
 ) -> Judgement:
     """One final rounding or none: |e| <= ulp / 2 + B, no statistics needed."""
-    bound = BOUND * floor
+    bound = (BOUND_UNROUNDED if out_dtype is None else BOUND) * floor
     half = _half_step(torch.where(usable, y, o), o, out_dtype)
     size = error.abs()
     element = torch.where(usable, (size - half) / bound, torch.full_like(size, -1.0)).clamp_(min=0)
@@ -216,7 +219,8 @@ def _by_ratio(
     quiet = noise.quiet & usable
     if bool(quiet.any()):
         half = _half_step(torch.where(usable, y, o), o, expected.out_dtype)
-        element = ((error.abs() - half) / (BOUND * floor)).clamp_(min=0)
+        bound = (BOUND_UNROUNDED if expected.out_dtype is None else BOUND) * floor
+        element = ((error.abs() - half) / bound).clamp_(min=0)
         statistics["element"] = float(element[quiet].max())
         limits["element"] = ELEMENT_LIMIT
     counted = distinct_rows(y, o)[:, None, None] & usable & ~noise.quiet
