@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
-from day0check.cli.options import deliver, run_folder, today, waivers_of
+from day0check.cli.options import RUN_FACTS, deliver, run_folder, today, waivers_of
 from day0check.gate import BASELINE, Scene, decide, read_verdict
 from day0check.types import Verdict
 from day0check.waivers import CHECK as WAIVERS
@@ -52,7 +53,7 @@ def again(before: Verdict, folder: Path, *, name: str | None, baselines: Path) -
         operators=before.operators,
         environment=before.environment,
         measured={k: v for k, v in before.measured.items() if k != "baseline"},
-        partial=bool(before.environment.get("command", {}).get("selectors")),
+        partial=bool(before.environment.get(RUN_FACTS, {}).get("selectors")),
     )
     if name is None:
         return outcomes, findings, scene
@@ -72,11 +73,16 @@ def compared(
     changes: dict[str, None] = {}
     for entry in baseline.entries:
         if entry.case in run:
-            told = env.difference(entry.recorded.get("environment", {}), scene.environment)
+            told = env.difference(_machine(entry.recorded.get("environment", {})), _machine(scene.environment))
             changes |= dict.fromkeys(str(change) for change in told)
     comparison = compare_run(baseline, run, changes=tuple(changes), partial=scene.partial)
     return (*outcomes, *comparison.outcomes), (*findings, *comparison.findings), comparison.into(scene)
 
 
+def _machine(environment: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in environment.items() if key != RUN_FACTS}
+
+
 def _with_waivers(scene: Scene, file: Path | None) -> Scene:
-    return replace(scene, environment={**scene.environment, "waivers": str(file) if file else ""})
+    facts = {**scene.environment.get(RUN_FACTS, {}), "waivers": str(file) if file else ""}
+    return replace(scene, environment={**scene.environment, RUN_FACTS: facts})

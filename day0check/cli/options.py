@@ -14,6 +14,7 @@ from day0check.types import Verdict
 from day0check.waivers import Waiver, read_waivers
 
 WAIVERS_FILE = "waivers.toml"
+RUN_FACTS = "run"  # key in the environment of what was asked and when: no fact of the machine
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 

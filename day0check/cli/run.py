@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from day0check.cli.app import OUT_KEY
-from day0check.cli.options import Duration, deliver, today, waivers_of
+from day0check.cli.options import RUN_FACTS, Duration, deliver, today, waivers_of
 from day0check.types import NotRun
 
 if TYPE_CHECKING:
@@ -71,10 +71,12 @@ def run(
         **given,
     )
     model, cases = prepare(wish)
-    plan, cases, left_out = planned(wish, model, cases)
-    if dry_run:
-        click.echo(plan)
-        return
+    left_out: tuple[NotRun, ...] = ()
+    if dry_run or wish.budget_s is not None:
+        plan, cases, left_out = planned(wish, model, cases)
+        if dry_run:
+            click.echo(plan)
+            return
     folder = out if out is not None else runner.default_out()
     ctx.meta[OUT_KEY] = folder
     verdict = run_and_judge(wish, model, cases, folder, left_out=left_out)
@@ -114,9 +116,10 @@ def run_and_judge(
     if wish.baseline is not None:
         read_baseline(wish.baselines, wish.baseline)  # a damaged one is told now, not after minutes of running
     begin = time.monotonic()
-    environment = {
-        **env.capture(),
-        "command": {"selectors": list(wish.selectors), "stage": wish.stage or ("" if wish.selectors else "t0")},
+    environment = env.capture()
+    asked = {
+        "selectors": list(wish.selectors),
+        "stage": wish.stage or ("" if wish.selectors else "t0"),
         "waivers": str(waivers_file) if waivers_file else "",
         "started": moment(),
     }
@@ -137,7 +140,7 @@ def run_and_judge(
         config=model.config,
         model=model_record(wish, model),
         profile=wish.profile,
-        environment=environment,
+        environment={**env.with_torch_flags(environment, folder), RUN_FACTS: asked},
         not_run=left_out,
         partial=bool(wish.selectors),
     )

@@ -14,19 +14,19 @@ import hashlib
 import json
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List
 
 from .recorder import Recorder
 from .rows import RowMap
 
-_BLOCK = bytes(range(256)) * 512  # 128 KiB, hashed for the memory and vector side of a core
+_BLOCK = bytes(range(256)) * 1024  # 256 KiB, hashed for the memory and vector side of a core
 
 
 def machine_work() -> float:
-    """Seconds that a fixed piece of work takes now (about 1 ms): an interpreter loop and two hashes of 128 KiB."""
+    """Seconds that a fixed piece of work takes now (about 1 ms): an interpreter loop and two hashes of 256 KiB."""
     begin = time.perf_counter()
     total = 0
-    for i in range(8000):
+    for i in range(20000):
         total += i & 7
     hashlib.sha256(_BLOCK).digest()
     hashlib.sha256(_BLOCK).digest()
@@ -53,7 +53,6 @@ class TimingRecorder(Recorder):
         super().__init__()
         self.samples: List[Dict[str, Any]] = []
         self._wait, self._work = wait_for(device), work
-        self._since: Optional[float] = None
         self._wait()
         self._since = time.perf_counter()
 

@@ -103,10 +103,11 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
         ("cases", f"{len(verdict.cases):,}"),
     ]
     if model.get("ops"):
-        lines.append(("operators file", str(model["ops"])))
-    commit = environment.get("git", {}).get("commit") if isinstance(environment.get("git"), dict) else None
-    if commit:
-        lines.append(("commit", str(commit)[:12]))
+        ops = model["ops"]
+        lines.append(("operators file", str(ops.get("file", "–")) if isinstance(ops, dict) else str(ops)))
+    code = environment.get("code")
+    if isinstance(code, dict) and code.get("commit"):
+        lines.append(("commit", str(code["commit"])[:12] + (" with changes" if code.get("dirty") else "")))
     return lines
 
 

@@ -99,7 +99,7 @@ def ready() -> Verdict:
         drift=drift("text/one_turn") + drift("image/one_photo"),
         choices=choices()[1:],
         operators=operators()[:1],
-        environment={"torch": "2.13.0", "git": {"commit": "0123456789abcdef", "dirty": False}, "cores": 2},
+        environment={"torch": "2.13.0", "code": {"commit": "0123456789abcdef", "dirty": False}, "cores": 2},
         measured={"cases": {"text/one_turn": {"seconds": 3.25, "peak_rss_bytes": 812_000_000}}},
     )
 
@@ -160,7 +160,7 @@ def hostile() -> Verdict:
         drift=drift(HOSTILE),
         choices=({**choices()[0], "tap": HOSTILE, "pattern": HOSTILE, "statistics": {HOSTILE: 1.0}},),
         operators=({**operators()[0], "operator": HOSTILE, "tap": HOSTILE},),
-        environment={HOSTILE: HOSTILE, "git": {"commit": HOSTILE}},
+        environment={HOSTILE: HOSTILE, "code": {"commit": HOSTILE}},
         measured={HOSTILE: HOSTILE, "baseline": {"sentence": HOSTILE, "environment_changes": [HOSTILE],
                                                  "speed": [{"what": HOSTILE, "verdict": HOSTILE}]}},
     )  # fmt: skip
