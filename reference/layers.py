@@ -159,7 +159,8 @@ def full_attention(
     """Multi-head latent attention of x [T, D] over the cache and itself; the cache grows by T rows.
 
     `kind` "mla": every visible key; "dsa": the indexer's choice; "dsa_shared": `shared_selection`, the choice of the
-    last layer that made one. `form`: "absorbed" works on the latent rows, "plain" on expanded keys and values.
+    last layer that made one. `form`: "absorbed" works on the latent rows, "plain" on expanded keys and values; layers
+    that choose keys are always absorbed, as in every sparse kernel (one key head).
     """
     m, before = here.config.mla, cache.latent.shape[0]
     positions = torch.arange(before, before + x.shape[0], device=x.device)
@@ -175,7 +176,9 @@ def full_attention(
     cache.selected = None if kind == "mla" else shared_selection
     if kind == "dsa":
         cache.selected = _choose_keys(here, x, query_latent, cache, positions=positions)
-    attend = {"absorbed": _absorbed, "plain": _plain}[form]
+    if form not in ("absorbed", "plain"):
+        raise ValueError(f"form {form!r} of the attention is neither 'absorbed' nor 'plain'")
+    attend = _plain if form == "plain" and kind == "mla" else _absorbed
     o = attend(here, q_nope, q_rope, cache, positions=positions)
     gate = here("mla.gate", linear, x, weight=here.weight("self_attn.g_proj")) if m.gate else None
     return here("mla.output", att.gated_output, o.flatten(1), gate=gate, weight=here.weight("self_attn.o_proj"))
@@ -272,26 +275,16 @@ def _plain(here: Here, q_nope: Tensor, q_rope: Tensor, cache: LatentCache, *, po
     expanded = here("mla.expand", linear, latent, weight=here.weight("self_attn.kv_b_proj"))
     k_nope, v = expanded.unflatten(-1, (m.heads, m.nope + m.v)).split([m.nope, m.v], dim=-1)
     k = torch.cat([k_nope, key_rope[:, None].expand(-1, m.heads, -1)], dim=-1)
-    q = torch.cat([q_nope, q_rope], dim=-1)
-    if cache.selected is None:
-        return here(
-            "mla.attention",
-            att.attention,
-            q,
-            keys=k[None],
-            values=v[None],
-            owner=torch.zeros_like(positions),
-            visible=positions + 1,
-            scale=scale,
-        )
-    # dsa.attention reads a value as the first columns of its key and has one key head, so the plain form lays
-    # [v | k] side by side and takes the heads one by one; no backend computes it so, hence no operator call
-    valid, parts = cache.selected >= 0, []
-    for head in range(m.heads):
-        keys = _gather(torch.cat([v[:, head], k[:, head]], dim=-1), cache.selected)
-        padded = torch.cat([q.new_zeros(q.shape[0], m.v), q[:, head]], dim=-1)[:, None]
-        parts.append(att.sparse_attention(padded, keys=keys, valid=valid, value_width=m.v, scale=scale))
-    return torch.cat(parts, dim=1)
+    return here(
+        "mla.attention",
+        att.attention,
+        torch.cat([q_nope, q_rope], dim=-1),
+        keys=k[None],
+        values=v[None],
+        owner=torch.zeros_like(positions),
+        visible=positions + 1,
+        scale=scale,
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- feed forward
