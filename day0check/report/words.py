@@ -54,9 +54,9 @@ def address(finding: Finding) -> str:
 
 
 def number(value: Any) -> str:
-    """A number as people read it: 4 significant digits, 'not a number' and 'infinite' in words, '–' for none."""
-    if value is None or value == "":
-        return "–"
+    """A number as people read it: 4 significant digits, 'not a number' and 'infinite' in words, '–' for nothing."""
+    if value is None or value == "" or isinstance(value, (dict, list, tuple)):
+        return "–" if not value else str(value)
     if isinstance(value, str):
         return {"NaN": "not a number", "Infinity": "infinite", "-Infinity": "-infinite"}.get(value, value)
     if isinstance(value, bool):

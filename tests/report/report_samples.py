@@ -99,7 +99,13 @@ def ready() -> Verdict:
         drift=drift("text/one_turn") + drift("image/one_photo"),
         choices=choices()[1:],
         operators=operators()[:1],
-        environment={"torch": "2.13.0", "code": {"commit": "0123456789abcdef", "dirty": False}, "cores": 2},
+        environment={
+            "torch": "2.13.0",
+            "code": {"commit": "0123456789abcdef", "dirty": False},
+            "cores": 2,
+            "variables": {},
+            "accelerators": [],
+        },
         measured={"cases": {"text/one_turn": {"seconds": 3.25, "peak_rss_bytes": 812_000_000}}},
     )
 
