@@ -6,6 +6,7 @@ The format is the section "Runs" of CONTRIBUTING.md. Tensors are read one tap at
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _RERUN = "run the case again: the file was cut or changed after it was written"
 _NEEDED = ("tap", "operator", "phase", "step", "order", "owner", "position", "requests")
+_OPEN_FILES = 128  # every tap is spread over the files of all steps
 _STORED = ("file", "key", "dtype", "shape")
 
 
@@ -73,6 +75,7 @@ class Snapshot:
                 "there is no snapshot here", where=str(self.directory), todo="give the output directory of a run"
             )
         self.notes: list[str] = []
+        self._files: OrderedDict[str, Any] = OrderedDict()  # open files, the latest last
         self._cache: dict[tuple[str, int, bool], dict[str, Rows]] = {}
 
     # ------------------------------------------------------------------------------------------------ records
@@ -132,6 +135,16 @@ class Snapshot:
     def requests(self, tap: str) -> tuple[str, ...]:
         """Requests that have rows in this tap."""
         return tuple(dict.fromkeys(e.requests[o] for e in self._by_tap.get(tap, ()) for o in e.owner if o >= 0))
+
+    def fed_lengths(self) -> dict[str, int]:
+        """1 + the largest captured position of each request: how much of its sequence went through the model."""
+        found: dict[str, int] = {}
+        for entry in self.entries:
+            for owner, position in zip(entry.owner, entry.position, strict=True):
+                if owner >= 0:
+                    name = entry.requests[owner]
+                    found[name] = max(found.get(name, 0), position + 1)
+        return found
 
     def rows(self, tap: str, request: str, result: int = 0) -> tuple[tuple[int, ...], torch.Tensor]:
         """(positions, values): rows of `request` sorted by position, the latest call that wrote a position wins.
@@ -201,8 +214,12 @@ class Snapshot:
         if path.resolve().parent != self.directory.resolve():
             raise InputError(f"{entry.file!r} lies outside the snapshot", where=str(self.directory), todo=_RERUN)
         try:
-            with safe_open(str(path), framework="pt") as file:
-                tensor = file.get_tensor(entry.key)
+            if entry.file not in self._files:
+                self._files[entry.file] = safe_open(str(path), framework="pt")
+            self._files.move_to_end(entry.file)
+            tensor = self._files[entry.file].get_tensor(entry.key)
+            if len(self._files) > _OPEN_FILES:
+                self._files.popitem(last=False)
         except FileNotFoundError as error:
             raise InputError(f"the file of tap {entry.tap} is missing", where=str(path), todo=_RERUN) from error
         except (SafetensorError, OSError) as error:

@@ -48,16 +48,6 @@ class CaseTable:
         self._skipped: dict[str, str] = {}
         self._strayed: dict[str, torch.Tensor] = {}  # request -> noises of each row's error at the last tap, at least 1
 
-    def fed_length(self, request: str, default: int) -> int:
-        """1 + the largest position of the request among captured rows, or `default` when nothing was captured."""
-        seen = [
-            position
-            for entry in self.snapshot.entries
-            for owner, position in zip(entry.owner, entry.position, strict=True)
-            if owner >= 0 and entry.requests[owner] == request
-        ]
-        return max(seen) + 1 if seen else default
-
     # ------------------------------------------------------------------------------------------- collecting
 
     def add_values(

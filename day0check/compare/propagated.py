@@ -7,6 +7,7 @@ the candidate's rows are compared, and its legal choices are replayed into every
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,12 +54,14 @@ def compare_case(
             "the candidate left no outputs to follow", where=str(snapshot.directory), todo="run the case to its end"
         )
     oracle, expected = model if isinstance(model, tuple) else _forwards(model, profile, device)
+    fed = snapshot.fed_lengths()
     table = CaseTable(snapshot)
     for index, request in enumerate(case.requests):
         sequence = outputs.sequences.get(request.id)
         if not sequence:
             continue  # the check "candidate" accuses it
-        run = _RequestRun(profile, request, sequence, snapshot, table, device=device)
+        length = fed.get(request.id, len(sequence) - 1)  # a token chosen last is never an input
+        run = _RequestRun(profile, request, sequence[: max(1, length)], snapshot, table)
         bodies = [run.body(oracle, None)]
         for replicate in range(replicates):
             bodies.append(run.body(expected, _generator((seed, index, replicate), device)))
@@ -69,12 +72,25 @@ def compare_case(
 
 
 def _forwards(model: Any, profile: Profile, device: str) -> tuple[Forward, Forward]:
-    from reference.model import Model
+    if isinstance(model, (str, Path)):
+        stamps = tuple((file.name, file.stat().st_mtime_ns) for file in sorted(Path(model).glob("*")))
+        return _read_forwards(str(model), stamps, profile.act_dtype, device)
+    return _model_forwards(model, profile.act_dtype, device)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_forwards(directory: str, stamps: tuple[tuple[str, int], ...], act_dtype: str, device: str) -> Any:
+    """The forwards of a directory whose files have these `stamps`: a run's cases share one model and its weights."""
     from reference.weights import Checkpoint
 
-    checkpoint = Checkpoint(model) if isinstance(model, (str, Path)) else model
+    return _model_forwards(Checkpoint(directory), act_dtype, device)
+
+
+def _model_forwards(checkpoint: Any, act_dtype: str, device: str) -> tuple[Forward, Forward]:
+    from reference.model import Model
+
     # rounding points of bfloat16 lie far above the arithmetic of float32; those of float32 do not
-    narrow = torch.float64 if profile.act_dtype == "float32" else torch.float32
+    narrow = torch.float64 if act_dtype == "float32" else torch.float32
     wide = Model(checkpoint, dtype=torch.float64, device=device)
     expected = Model(checkpoint, dtype=narrow, device=device)
     return (
@@ -94,15 +110,10 @@ class _RequestRun:
 
     profile: Profile
     request: Request
-    sequence: Sequence[int]
+    tokens: Sequence[int]
     snapshot: Snapshot
     table: CaseTable
-    device: str = "cpu"
     met: list[str] = field(default_factory=list)
-
-    def tokens(self) -> list[int]:
-        """The part of the sequence that the candidate fed: a token chosen last is never an input."""
-        return list(self.sequence[: max(1, self.table.fed_length(self.request.id, len(self.sequence) - 1))])
 
     def body(self, forward: Forward, generator: torch.Generator | None) -> Callable[..., torch.Tensor]:
         images = tuple(image for turn in self.request.turns for image in turn.images)
@@ -118,7 +129,7 @@ class _RequestRun:
                     meet(tap, (operator, None, (result,), {}))
                 return result
 
-            return forward(self.tokens(), images, call)
+            return forward(self.tokens, images, call)
 
         return run
 
