@@ -27,7 +27,8 @@ class Ended:
         return self.verdict.get("first_fault") or {}
 
     def of_case(self, case: str) -> list[dict[str, Any]]:
-        return [f for f in self.verdict["findings"] if (f["request"] or "").startswith(f"{case}/")]
+        """The findings of one case."""
+        return [f for f in self.verdict["findings"] if f["evidence"]["case"] == case]
 
 
 def command(*arguments: str, cwd: Path, limit_s: float = 240) -> Ended:

@@ -13,8 +13,8 @@ from reference.weights import Checkpoint
 CASES = ("before", "dies", "after")
 
 
-def run_with(operators: str, tmp_path: Path) -> Ended:
-    return command("run", *map(case_file, CASES), "--ops", operators_file(operators), cwd=tmp_path)
+def run_with(operators: str, tmp_path: Path, *options: str) -> Ended:
+    return command("run", *map(case_file, CASES), "--ops", operators_file(operators), *options, cwd=tmp_path)
 
 
 def assert_death_is_reported(ended: Ended, *words: str) -> None:
@@ -56,4 +56,4 @@ def test_sleep_without_end(tmp_path: Path) -> None:
 
 def test_allocation_without_end(tmp_path: Path) -> None:
     """Would catch a harness that lets the machine run out of memory instead of its candidate."""
-    assert_death_is_reported(run_with("allocates", tmp_path), "gib")
+    assert_death_is_reported(run_with("allocates", tmp_path, "--time-limit", "60s"), "gib")
