@@ -18,10 +18,12 @@ CASES = [
 def call(name, hard, dtype, device="cpu"):
     """Results of the reference function, with the pools it wrote behind them; and the types of its inputs."""
     contract = CONTRACTS[name]
-    inputs = generate(contract, hard, 3, dtype, device=device)
-    results = contract.function()(*inputs.args, **inputs.kwargs)
-    results = results if isinstance(results, tuple) else () if results is None else (results,)
+    inputs = generate(contract, hard, 3, dtype)
     named = {contract.args[0].name: inputs.args[0]} | inputs.kwargs
+    named = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in named.items()}
+    first, *others = named
+    results = contract.function()(named[first], **{n: named[n] for n in others})
+    results = results if isinstance(results, tuple) else () if results is None else (results,)
     types = {v.dtype for v in named.values() if isinstance(v, torch.Tensor)}
     return [*results, *(named[m] for m in contract.mutates)], types
 
