@@ -56,7 +56,9 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except Day0Error as error:
-            refuse(str(error), error.exit_code)
+            from day0check.cli.options import is_interruption
+
+            refuse(str(error), INTERRUPTED if is_interruption(error) else error.exit_code)
         except (click.exceptions.Exit, click.ClickException):
             raise
         except (KeyboardInterrupt, click.Abort):

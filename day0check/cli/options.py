@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import sys
 from pathlib import Path
 
 import click
@@ -57,6 +58,12 @@ def deliver(verdict: Verdict, folder: Path, *, as_json: bool) -> None:
     write_views(verdict, folder)
     append_step_summary(verdict)
     raise click.exceptions.Exit(int(exit_code(verdict)))
+
+
+def is_interruption(error: Exception) -> bool:
+    """Whether the user ended a run: that is no fault of the harness, and has the code that shells give it."""
+    runner = sys.modules.get("day0check.runner")
+    return runner is not None and isinstance(error, runner.Interrupted)
 
 
 def run_folder(given: Path) -> Path:

@@ -11,11 +11,15 @@ import click
 
 from day0check.cli.app import OUT_KEY
 from day0check.cli.options import RUN_FACTS, Duration, deliver, today, waivers_of
+from day0check.errors import UsageError
 from day0check.types import NotRun
 
 if TYPE_CHECKING:
     from day0check.cli.resolve import Model
+    from day0check.plan import Plan
     from day0check.types import RunCase, Verdict
+
+Left = tuple[NotRun, ...]
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ def run(
     A CASE is an id, the leading part of one ("text", "text/one_turn", "operators") or the path of a .toml file.
     """
     from day0check import runner
+    from day0check.report.console import console
 
     wish = Wish(
         selectors=case,
@@ -71,12 +76,14 @@ def run(
         **given,
     )
     model, cases = prepare(wish)
-    left_out: tuple[NotRun, ...] = ()
-    if dry_run or wish.budget_s is not None:
-        plan, cases, left_out = planned(wish, model, cases)
-        if dry_run:
-            click.echo(plan)
-            return
+    plan, cases, left_out = planned(wish, model, cases)
+    if dry_run:
+        click.echo(plan.text())
+        for item in left_out:
+            click.echo(f"left out: {item.check}: {item.reason}")
+        return
+    if console().is_terminal:
+        click.echo(plan.text(), err=True)
     folder = out if out is not None else runner.default_out()
     ctx.meta[OUT_KEY] = folder
     verdict = run_and_judge(wish, model, cases, folder, left_out=left_out)
@@ -169,10 +176,15 @@ def model_record(wish: Wish, model: Model) -> dict[str, Any]:
     return record
 
 
-def planned(
-    wish: Wish, model: Model, cases: tuple[RunCase, ...]
-) -> tuple[str, tuple[RunCase, ...], tuple[NotRun, ...]]:
-    """The plan as text, the cases that fit the budget, and those that do not, named."""
-    from day0check.plan import make_plan
+def planned(wish: Wish, model: Model, cases: tuple[RunCase, ...]) -> tuple[Plan, tuple[RunCase, ...], Left]:
+    """The plan of all cases, those that fit the budget, and the others, named. Raises UsageError when none fits."""
+    from day0check.plan import duration, make_plan
 
-    raise NotImplementedError(make_plan)
+    plan = make_plan(model.config, cases, wish.profile, wish.device, model_dir=model.directory)
+    if wish.budget_s is None:
+        return plan, cases, ()
+    fitting, left_out = plan.within(wish.budget_s)
+    if not fitting:
+        what = f"not even case {cases[0].id} fits {duration(wish.budget_s)}"
+        raise UsageError(what, where="--budget", todo="give more time; --dry-run prints the plan")
+    return plan, tuple(case for case in cases if case.id in fitting), left_out

@@ -44,7 +44,7 @@ def document(verdict: Verdict) -> str:
     xml = JUnitXml("day0check")
     xml.add_testsuite(suite)
     xml.update_statistics()
-    return xml.tostring().decode("utf-8") + "\n"
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + xml.tostring().decode("utf-8") + "\n"
 
 
 def clean(text: object) -> str:
