@@ -60,6 +60,8 @@ def main(arguments: list[str]) -> int:
             error = Day0Error(text, todo="this is a fault of day0check; the worker's log holds the traceback")
         events.write(error_event(error))
         return int(error.exit_code)
+    finally:
+        events.close()
     return 0
 
 

@@ -8,6 +8,7 @@ import os
 import resource
 import time
 import traceback
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,22 @@ from day0check.probe.records import Lines, RecordError, replace_json
 from day0check.probe.timing import TimingRecorder
 from day0check.snapshot import case_directory
 from day0check.types import Outputs, RunCase, to_json
-from day0check.worker.job import Job, RunRecord, is_operator_case, write_record
+from day0check.worker.job import Job, RunRecord, RunStatus, is_operator_case, write_record
 from day0check.worker.observe import Observation
 from day0check.worker.torch_flags import torch_flags
 
 _OURS = (UsageError, InputError, RecordError)
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How an observed run ended. `last`: the call that ended it, where that is not the last one that began."""
+
+    status: RunStatus
+    message: str = ""
+    outputs: Outputs | None = None
+    missing: tuple[str, ...] = ()
+    last: dict[str, Any] | None = None
 
 
 class NotLoaded(Exception):
@@ -95,55 +107,70 @@ class Candidate:
                 return error.record
         return self._observed(case, case_directory(self.job.out, case.id, "candidate"))
 
+    def _run_operators(self, recorder: Recorder) -> Any:
+        from day0check.backends.operators import run_operators
+
+        return run_operators(self.table, recorder, PROFILES[self.job.profile], device=self.job.device)
+
     def _observed(self, case: RunCase, directory: Path) -> RunRecord:
         reset_peak_rss()
         observation = Observation(self.job, directory)
         heartbeat = Heartbeat(directory / "heartbeat")
         recorder = Recorder(observation.observers, heartbeat)
         begin = time.perf_counter()
-        status, message, outputs = "finished", "", None
+        try:
+            ending = self._execute(case, recorder, observation)
+        finally:
+            observation.close()
+            heartbeat.close()
+        record = RunRecord(
+            ending.status,
+            ending.message,
+            seconds=time.perf_counter() - begin,
+            last=ending.last or last_beat(directory),
+            missing=ending.missing,
+            links=dict(observation.provenance.links),
+            captured_bytes=observation.capture.bytes_kept if observation.capture else 0,
+            dropped_bytes=observation.capture.bytes_dropped if observation.capture else 0,
+        )
+        if ending.outputs is not None:
+            replace_json(directory / "outputs.json", to_json(ending.outputs))
+            status, message, equal = self._repeat(case, directory, ending.outputs)
+            record = replace(record, status=status, message=message, repeat_equal=equal)
+        return replace(record, peak_rss_bytes=peak_rss())
+
+    def _execute(self, case: RunCase, recorder: Recorder, observation: Observation) -> _Ending:
+        """Runs the case and says how it ended. Raises only what is not the candidate's fault."""
         try:
             with torch.no_grad():
                 if is_operator_case(case):
-                    self._run_operators(recorder)
+                    ending = self._run_operators(recorder)
                 else:
                     outputs = checked_outputs(self.backend.run(case.requests, case.schedule, recorder))
-                recorder.end_case()
+                    recorder.end_case()
+                    ending = _Ending("finished", outputs=outputs)
             observation.raise_faults()
+            return ending
         except RecordError:
             raise
         except (Exception, SystemExit) as error:
             observation.raise_faults()
             traceback.print_exc()
-            status = "unavailable" if isinstance(error, Unavailable) else "failed"
-            message = describe(error)
-            if status == "failed":
+            if not isinstance(error, Unavailable):
                 with contextlib.suppress(Exception):  # what was pooled before it fell is worth a judgement, if it can
                     recorder.end_case()
-        finally:
-            observation.close()
-        seconds = time.perf_counter() - begin
-        repeat_equal = None
-        if outputs is not None:
-            replace_json(directory / "outputs.json", to_json(outputs))
-            status, message, repeat_equal = self._repeat(case, directory, outputs)
-        capture = observation.capture
-        return RunRecord(
-            status,
-            message,
-            seconds=seconds,
-            peak_rss_bytes=peak_rss(),
-            last=last_beat(directory),
-            links=dict(observation.provenance.links),
-            captured_bytes=capture.bytes_kept if capture else 0,
-            dropped_bytes=capture.bytes_dropped if capture else 0,
-            repeat_equal=repeat_equal,
-        )
+            return _Ending("unavailable" if isinstance(error, Unavailable) else "failed", describe(error))
 
-    def _run_operators(self, recorder: Recorder) -> None:
+    def _run_operators(self, recorder: Recorder) -> _Ending:
         from day0check.backends.operators import run_operators
 
-        run_operators(self.table, recorder, PROFILES[self.job.profile])
+        called = run_operators(self.table, recorder, PROFILES[self.job.profile], device=self.job.device)
+        if not called.raised:
+            return _Ending("finished", missing=called.missing)
+        tap, error = called.raised[0]
+        message = f"{len(called.raised)} of {called.calls} calls raised, the first {tap}: {error}"
+        last = {"tap": tap, "phase": "prefill", "step": 0}
+        return _Ending("failed", message, missing=called.missing, last=last)
 
     def _repeat(self, case: RunCase, directory: Path, outputs: Outputs) -> tuple[str, str, bool | None]:
         """Runs the case again unobserved for its times; (status, message, whether the tokens were the same)."""

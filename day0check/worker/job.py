@@ -48,7 +48,8 @@ class RunRecord:
 
     `measured` in it: seconds (observed run, judging included), peak_rss_bytes. `output`: last lines that the process
     printed, given when it did not finish; `log`: the file that holds all of them, relative to the output directory.
-    `repeat_equal`: whether the unobserved repeat gave the same tokens (None: there was none).
+    `missing`: operators with hard inputs that the backend does not have (operator cases). `repeat_equal`: whether the
+    unobserved repeat gave the same tokens (None: there was none).
     """
 
     status: RunStatus
@@ -61,6 +62,7 @@ class RunRecord:
     links: dict[str, int] = field(default_factory=dict)
     captured_bytes: int = 0
     dropped_bytes: int = 0
+    missing: tuple[str, ...] = ()
     repeat_equal: bool | None = None
     output: tuple[str, ...] = ()
     log: str = ""
