@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -51,6 +52,7 @@ def run_operators(
             try:
                 _call(table, recorder, contract, hard, calls)
             except Exception as error:  # a candidate's failure on one input is its result, the others still run
+                traceback.print_exc()  # into the candidate's log; observers see that the call did not come back
                 raised.append((f"{PLACE}.{contract.name}.{hard.site}", f"{type(error).__name__}: {error}"))
             calls += 1
     recorder.end_case()

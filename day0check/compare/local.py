@@ -30,6 +30,9 @@ from day0check.types import Measure
 POOLED_STEPS = 32
 POOLED_BYTES = 256 * 2**20
 GATHERED = ("pool", "table", "owner", "indices")  # what a fused kernel gets in place of keys and valid
+RAISED = Judgement(
+    0, 0, {"raised": 1.0}, {"raised": 0.0}, "raised", pattern="raised", message="the operator raised an error"
+)
 
 
 @dataclass
@@ -110,7 +113,9 @@ class Judge(Observer):
     # ------------------------------------------------------------------------------------------------ the recorder
 
     def before(self, call: Call) -> _Before:
+        self._close_raised()
         contract = CONTRACTS.get(call.operator)
+        self._open = (call, contract)
         if contract is None:
             return _Before(None, {}, f"there is no contract for {call.operator}")
         try:
@@ -121,6 +126,7 @@ class Judge(Observer):
             return _Before(contract, {}, f"{type(error).__name__}: {error}")
 
     def after(self, call: Call, token: _Before, results: tuple[Any, ...]) -> None:
+        self._open = None
         tally = self._tally(call, token.contract)
         if token.problem:
             self._record(tally, [Judgement(0, 0, not_judged=token.problem)], [], call.order)
@@ -146,6 +152,7 @@ class Judge(Observer):
             self._judge_waiting()
 
     def end_case(self) -> None:
+        self._close_raised()
         self._judge_waiting()
         self._weights.clear()
         for tally in sorted(self._tallies.values(), key=lambda t: t.order):
@@ -153,6 +160,12 @@ class Judge(Observer):
         self._tallies.clear()
 
     # -------------------------------------------------------------------------------------------------- judgements
+
+    def _close_raised(self) -> None:
+        """A call that another one follows, or the end, without having come back, has raised."""
+        if self._open is not None:
+            (call, contract), self._open = self._open, None
+            self._record(self._tally(call, contract), [RAISED], [], call.order)
 
     def _tally(self, call: Call, contract: Contract | None) -> _Tally:
         key = (call.tap, call.phase)
