@@ -106,9 +106,9 @@ class Judge(Observer):
         self._tallies: dict[tuple[str, str], _Tally] = {}
         self._decoded = Decoded()
         self._steps_waiting = self._bytes_waiting = 0
-        self._weights: dict[
-            int, tuple[RowMap, torch.Tensor]
-        ] = {}  # by id; the map is kept so that its id stays its own
+        # by id of the map, which is kept so that its id stays its own
+        self._weights: dict[int, tuple[RowMap, torch.Tensor]] = {}
+        self._open: tuple[Call, Contract | None] | None = None  # begun and not come back
 
     # ------------------------------------------------------------------------------------------------ the recorder
 
