@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from click.testing import CliRunner
 
 HERE = Path(__file__).parent
 
@@ -32,12 +35,9 @@ class Ended:
 
 
 def command(*arguments: str, cwd: Path, limit_s: float = 240) -> Ended:
-    """Runs `day0check ARGUMENTS` in `cwd`; a run is given `--out` there unless it names one."""
-    out = cwd / "out"
-    if arguments[0] == "run":
-        arguments = (*arguments, "--out", str(out))
+    """Runs `day0check ARGUMENTS` in `cwd` as a process of its own; a run writes into `out` there."""
     ended = subprocess.run(
-        [sys.executable, "-m", "day0check.cli", *arguments],
+        [sys.executable, "-m", "day0check.cli", *_with_out(arguments, cwd)],
         cwd=cwd,
         env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         capture_output=True,
@@ -45,9 +45,27 @@ def command(*arguments: str, cwd: Path, limit_s: float = 240) -> Ended:
         timeout=limit_s,
         check=False,
     )
-    path = out / "verdict.json"
-    verdict = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return Ended(ended.returncode, ended.stdout, ended.stderr, verdict)
+    return Ended(ended.returncode, ended.stdout, ended.stderr, _verdict(cwd))
+
+
+def command_here(*arguments: str, cwd: Path) -> Ended:
+    """The same inside this process: for commands that end before anything is started."""
+    from day0check.cli.app import cli
+
+    with contextlib.chdir(cwd):
+        ended = CliRunner().invoke(cli, _with_out(arguments, cwd))
+    if ended.exc_info is not None and not isinstance(ended.exception, SystemExit | None):
+        raise ended.exception
+    return Ended(ended.exit_code, ended.stdout, ended.stderr, _verdict(cwd))
+
+
+def _with_out(arguments: tuple[str, ...], cwd: Path) -> tuple[str, ...]:
+    return (*arguments, "--out", str(cwd / "out")) if arguments[0] == "run" else arguments
+
+
+def _verdict(cwd: Path) -> dict[str, Any]:
+    path = cwd / "out" / "verdict.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def case_file(name: str) -> str:

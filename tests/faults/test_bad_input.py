@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import Ended, case_file, command, operators_file
+from command_line import Ended, case_file, command, command_here, operators_file
 
 from reference.presets import preset_dir
 
@@ -34,7 +34,7 @@ def test_a_bad_case_file(tmp_path: Path) -> None:
 
 def test_an_absent_case_file(tmp_path: Path) -> None:
     """Would catch a traceback of open()."""
-    assert_refused(command("run", "nowhere.toml", cwd=tmp_path), "nowhere.toml", "No such file")
+    assert_refused(command_here("run", "nowhere.toml", cwd=tmp_path), "nowhere.toml", "No such file")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_an_absent_case_file(tmp_path: Path) -> None:
 def test_names_that_mean_nothing(tmp_path: Path, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     """Would catch a name that is passed on until something deep inside breaks on it."""
     given = arguments if not arguments[0].startswith("--") else (case_file("short"), *arguments)
-    assert_refused(command("run", *given, cwd=tmp_path), *words)
+    assert_refused(command_here("run", *given, cwd=tmp_path), *words)
 
 
 def _no_config(model: Path) -> tuple[str, ...]:
@@ -125,12 +125,12 @@ def test_a_checkpoint_that_cannot_be_read(tmp_path: Path, damage: Callable[[Path
     model = tmp_path / "model"
     shutil.copytree(preset_dir("tiny"), model)
     words = damage(model)
-    assert_refused(command("run", case_file("short"), "--model", str(model), cwd=tmp_path), *words)
+    assert_refused(command_here("run", case_file("short"), "--model", str(model), cwd=tmp_path), *words)
 
 
 def test_nothing_selected_has_its_own_code(tmp_path: Path) -> None:
     """Would catch an empty selection that counts as ready."""
-    ended = command("run", "text/two_turns", "--stage", "smoke", cwd=tmp_path)
+    ended = command_here("run", "text/two_turns", "--stage", "smoke", cwd=tmp_path)
     assert ended.code == 5, ended.stderr
     assert "text/two_turns" in ended.stderr
     assert "Traceback" not in ended.stderr
