@@ -14,6 +14,7 @@ from scipy.special import polygamma
 COLUMN_PRIOR = 32.0  # squares with which a column is drawn towards the others: of few rows none is known
 ROUNDS = 4  # of alternating means; one is not enough on outlier channels
 FLOOR = 4 * 2.0**-24  # of a row's root mean square: float32 arithmetic that no rounding point names
+ORDERS = 4.0  # an operator sums several times, and legal orders differ by more than one rounding (method.md, 1)
 _MOST_DEGREES = 1e4
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -109,15 +110,12 @@ def _inverse_trigamma(value: float) -> float:
     return x
 
 
-def add_float32_noise(
-    value: torch.Tensor, terms: int, generator: torch.Generator, *, share: float = 1.0
-) -> torch.Tensor:
-    """`value` with the error of float32 sums over `terms` products, drawn at random: a relative sqrt(terms)/8 * 2^-24.
-
-    Used where float32 is the claimed precision, so that its sums are the noise (method.md, 1).
+def add_float32_noise(value: torch.Tensor, terms: int, generator: torch.Generator) -> torch.Tensor:
+    """`value` with a random error as float32 sums over `terms` products make it: `ORDERS` sqrt(terms)/8 2^-24 of
+    the row's root mean square. Used where float32 is the claimed precision, so that its sums are the noise.
     """
     if not value.is_floating_point() or value.dim() == 0:
         return value
-    size = share * max(1.0, terms**0.5 / 8) * 2.0**-24
+    size = ORDERS * max(1.0, terms**0.5 / 8) * 2.0**-24
     scale = value.square().mean(-1, keepdim=True).sqrt() * size
     return value + scale * torch.randn(value.shape, generator=generator, dtype=value.dtype, device=value.device)
