@@ -29,7 +29,7 @@ class Costs:
     judge_per_multiply_s: float = 2.5e-9
     reference_request_s: float = 1.0
     reference_per_multiply_s: float = 1.8e-9
-    operator_case_s: float = 25.0
+    operator_case_s: float = 5.0
     process_bytes: int = 400 << 20
     block_bytes: int = 8 << 24  # the largest float64 operand that the reference forms at once
     passes: int = 3  # oracle and replicates of the propagated comparison

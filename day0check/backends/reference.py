@@ -37,14 +37,16 @@ def rounded(contract: Contract, *args: Any, **kwargs: Any) -> Any:
     float32 go to the function as they are.
     """
     function = contract.function()
-    low = _low_dtype((*args, *kwargs.values()))
-    if low is None or not contract.points:
+    if not contract.points:
         return function(*args, **kwargs)
-    points = PROFILES[_PROFILE_OF[low]].points_of(contract.name)
-    result = function(*map(_wide, args), round=Rounder(points), **{k: _wide(v) for k, v in kwargs.items()})
+    low = _low_dtype((*args, *kwargs.values()))
+    if low is not None:
+        points = PROFILES[_PROFILE_OF[low]].points_of(contract.name)
+        kwargs = {"round": Rounder(points), **{name: _wide(value) for name, value in kwargs.items()}}
+    result = function(*map(_wide, args), **kwargs)
     several = isinstance(result, tuple)
     narrow = tuple(
-        value.to(low) if spec.dtype == "act" and value.is_floating_point() else value
+        _as_promised(value, spec.dtype, low)
         for spec, value in zip(contract.results, result if several else (result,), strict=True)
     )
     return narrow if several else narrow[0]
@@ -53,6 +55,13 @@ def rounded(contract: Contract, *args: Any, **kwargs: Any) -> Any:
 def _low_dtype(values: tuple[Any, ...]) -> torch.dtype | None:
     found = (v.dtype for v in values if isinstance(v, torch.Tensor))
     return next((dtype for dtype in found if dtype == torch.bfloat16), None)
+
+
+def _as_promised(value: torch.Tensor, dtype: str, low: torch.dtype | None) -> torch.Tensor:
+    """A result in the dtype of its contract; "act" is `low`, or the dtype that it has."""
+    if dtype == "float32":
+        return value.float()  # preprocessing works in float64
+    return value.to(low) if dtype == "act" and low is not None and value.is_floating_point() else value
 
 
 def _wide(value: Any) -> Any:
