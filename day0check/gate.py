@@ -7,6 +7,7 @@ itself makes it `error`. The strongest wins: error, not_ready, inconclusive, rea
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import json
@@ -180,7 +181,8 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
         partial.replace(path)
     except OSError as cause:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         todo = "free some space and run again" if cause.errno == errno.ENOSPC else "choose another --out"
         raise Day0Error(f"cannot be written: {cause.strerror}", where=str(path), todo=todo) from cause
 

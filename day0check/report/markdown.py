@@ -21,7 +21,7 @@ def summary(verdict: Verdict) -> str:
         "",
     ]
     if first is not None:
-        lines += [f"`{code(words.address(first))}`", ""]
+        lines += [cell(words.address(first)), ""]
     facts = [f"model {verdict.model.get('name', '–')}", f"profile {verdict.profile}"]
     facts += [f"{key} {verdict.model[key]}" for key in ("backend", "device") if key in verdict.model]
     lines += [cell(", ".join(facts)) + f", {words.count(len(verdict.cases), 'case')}.", ""]
@@ -49,11 +49,6 @@ def cell(text: str) -> str:
     for sign in "\\`*_[]|#~$":
         text = text.replace(sign, "\\" + sign)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "@\u200b")
-
-
-def code(text: str) -> str:
-    """A text between backticks."""
-    return " ".join(str(text).split()).replace("`", "'")
 
 
 def _table(table: Table) -> list[str]:
