@@ -323,6 +323,16 @@ def test_lower_dtypes_are_the_same_model(dtype, limit):
     assert relative.median() < limit
 
 
+def test_parameters_stored_in_float32_are_never_narrowed():
+    """Catches decays, router biases and convolutions rounded to bfloat16: that would be another model."""
+    checkpoint = Memory(small())
+    model = Model(checkpoint, dtype=torch.bfloat16)
+    for name in ("self_attn.A_log", "self_attn.dt_bias", "self_attn.q_conv1d.weight", "self_attn.o_norm.weight"):
+        assert torch.equal(model.weights(f"layers.0.{name}"), checkpoint.tensor(f"layers.0.{name}"))
+    assert model.weights("norm.weight").dtype == torch.bfloat16
+    assert model.start().caches[0].state.dtype == torch.float32
+
+
 def test_experts_one_by_one_are_the_stacked_ones():
     """Catches the path for layers too large for memory going wrong unseen: it must give the same bytes."""
     model = Model(Memory(small()), kept_bytes=0)
