@@ -140,18 +140,38 @@ def test_which_pages_are_given_out_changes_nothing(fp32, monkeypatch):
     assert torch.equal(shuffled.of("a"), reversed_.of("a"))
 
 
-def test_preempted_is_undisturbed_and_aborted_leaves_nothing(fp32):
-    """Catches a preempted request that keeps or loses state, and an aborted one that disturbs or never ends."""
-    requests = [Request(name, (Turn(text(n, 45)),), max_new_tokens=10) for n, name in enumerate("abc", 1)]
-    events = (ScheduleEvent(4, "preempt", "a"), ScheduleEvent(3, "abort", "b"))
-    outputs, rows = run(fp32, *requests, page=16, events=events)
-    assert outputs.finish == {"a": "length", "b": "aborted", "c": "length"}
-    for request in (requests[0], requests[2]):
+def test_preempted_is_undisturbed(fp32):
+    """Catches a preempted request that keeps memory which another one has been given, or that loses its place."""
+    requests = [
+        Request("a", (Turn(text(1, 45)),), max_new_tokens=12),
+        Request("c", (Turn(text(2, 45)),), max_new_tokens=8),
+        Request("d", (Turn(text(3, 45)),), max_new_tokens=20, arrive_step=2),
+    ]
+    outputs, rows = run(fp32, *requests, page=16, max_batch=2, events=(ScheduleEvent(4, "preempt", "a"),))
+    for request in requests:
         alone, own = run(fp32, request)
         assert outputs.sequences[request.id] == alone.sequences[request.id]
         close(rows.of(request.id), own.of(request.id))
     prefills = [step for phase, step, tap in rows.calls if phase == "prefill" and tap == LAST]
-    assert len(prefills) == 2
+    assert len(prefills) == 3
+    assert prefills[:2] == [0, 4]
+
+
+def test_aborted_leaves_the_others_alone(fp32):
+    """Catches an aborted request that runs on, never ends, or disturbs its neighbour; also one not begun yet."""
+    requests = [
+        Request("a", (Turn(text(1, 20)),), max_new_tokens=6),
+        Request("b", (Turn(text(2, 20)),), max_new_tokens=6),
+        Request("c", (Turn(text(3, 20)),), max_new_tokens=6, arrive_step=5),
+    ]
+    events = (ScheduleEvent(3, "abort", "b"), ScheduleEvent(4, "abort", "c"))
+    outputs, rows = run(fp32, *requests, page=16, events=events)
+    assert outputs.finish == {"a": "length", "b": "aborted", "c": "aborted"}
+    assert len(outputs.sequences["b"]) == 23
+    assert outputs.sequences["c"] == ()
+    alone, own = run(fp32, requests[0])
+    assert outputs.sequences["a"] == alone.sequences["a"]
+    close(rows.of("a"), own.of("a"))
 
 
 def test_forced_stop_and_no_new_tokens(fp32):
