@@ -110,6 +110,17 @@ class NoAnswer(Healthy):
         return "hello"
 
 
+class Swallows(Healthy):
+    """Falls back in silence, as a stack with an optional fast path does."""
+
+    def run(self, requests, schedule, recorder):
+        try:
+            return super().run(requests, schedule, recorder)
+        except Exception:
+            tokens = requests[0].turns[0].tokens
+            return SimpleNamespace(sequences={requests[0].id: tokens}, generated={requests[0].id: ()})
+
+
 class LoadRaises(Healthy):
     def load(self, model_dir, profile, device, layout):
         raise RuntimeError("no such kernel image")

@@ -69,7 +69,8 @@ def test_a_full_disk_is_ours_and_names_the_file(tmp_path):
     assert "Traceback" in done.stderr
 
 
-def test_an_observer_of_ours_that_fails_is_never_the_candidates_fault(tmp_path, monkeypatch):
+@pytest.mark.parametrize("backend", ["Moody", "Swallows"])
+def test_an_observer_of_ours_that_fails_is_never_the_candidates_fault(tmp_path, monkeypatch, backend):
     """Catches a bug of the judge that is told as a bug of the stack, also where it is swallowed."""
 
     class Broken(Observer):
@@ -85,7 +86,7 @@ def test_an_observer_of_ours_that_fails_is_never_the_candidates_fault(tmp_path, 
     monkeypatch.setattr(Observation, "__init__", with_broken)
     lines = Lines(tmp_path / "events.jsonl")
     with pytest.raises(CaptureError, match=r"Broken failed at layers\.00\.embed\.tokens: ZeroDivisionError: ours"):
-        run_candidate(job(tmp_path, case("fake/nothing")), lines)
+        run_candidate(job(tmp_path, case("fake/nothing"), backend=backend), lines)
     lines.close()
 
 

@@ -29,9 +29,9 @@ def test_nothing_and_no_beat(tmp_path):
     assert read(tmp_path / "short") is None
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.text(max_size=300), min_size=2, max_size=5), st.integers(0, SLOT.size - 1))
-def test_a_beat_cut_anywhere_leaves_a_whole_one(tmp_path_factory, taps, cut):
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.text(min_size=1, max_size=300), min_size=2, max_size=5))
+def test_a_beat_cut_anywhere_leaves_a_whole_one(tmp_path_factory, taps):
     """Catches a torn beat that is read as a call which never happened."""
     path = tmp_path_factory.mktemp("h") / "heartbeat"
     heartbeat = Heartbeat(path)
@@ -41,16 +41,11 @@ def test_a_beat_cut_anywhere_leaves_a_whole_one(tmp_path_factory, taps, cut):
         states.append(path.read_bytes())
     heartbeat.close()
     before, after = states[-2], states[-1]
-    slot = len(taps) & 1
-    start = slot * SLOT.size
-    torn = (
-        before[:start]
-        + after[start : start + cut]
-        + before[start + cut : start + SLOT.size]
-        + before[start + SLOT.size :]
-    )
-    assert len(torn) == SIZE == path.stat().st_size
-    path.write_bytes(torn)
-    found = read(path)
-    assert found.step in (len(taps) - 1, len(taps) - 2)
-    assert found.tap == taps[found.step].encode()[:400].decode(errors="replace")
+    begin = (len(taps) & 1) * SLOT.size
+    for cut in range(begin, begin + SLOT.size):
+        torn = before[:begin] + after[begin:cut] + before[cut:]
+        assert len(torn) == SIZE
+        path.write_bytes(torn)
+        found = read(path)
+        assert found.step in (len(taps) - 1, len(taps) - 2)
+        assert found.tap == taps[found.step].encode()[:400].decode(errors="replace")
