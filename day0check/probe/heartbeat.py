@@ -58,9 +58,13 @@ class Heartbeat:
 def read(path: Union[str, Path]) -> Optional[Beat]:
     """The last whole beat of a heartbeat file; None when there is no file or no beat in it."""
     try:
-        data = Path(path).read_bytes()
+        return parse(Path(path).read_bytes())
     except FileNotFoundError:
         return None
+
+
+def parse(data: bytes) -> Optional[Beat]:
+    """The last whole beat in the bytes of a heartbeat file."""
     best = None
     for at in (0, SLOT.size):
         if len(data) < at + SLOT.size:
