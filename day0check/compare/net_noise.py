@@ -64,10 +64,19 @@ def noise_map(squares: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
         rows = (mean_square / columns).mean(-1, keepdim=True)
         columns = (mean_square / rows.clamp(min=_TINY)).mean(0, keepdim=True)
         columns = (columns / columns.mean().clamp(min=_TINY)).clamp(min=1e-12)
-    behind = squares.shape[0] * squares.shape[1]
-    columns = (behind * columns + COLUMN_PRIOR) / (behind + COLUMN_PRIOR)
+    columns = _drawn_together(columns, squares.shape[0] * squares.shape[1])
     each = (squares / columns).mean(-1)
     return moderate(each).unsqueeze(-1) * columns + floor
+
+
+def _drawn_together(columns: torch.Tensor, behind: int) -> torch.Tensor:
+    """Column factors, of `behind` squares each, moved towards their geometric mean by COLUMN_PRIOR squares."""
+    loud = columns > 1e-12
+    if not bool(loud.any()):
+        return columns
+    logs = columns.log()
+    moved = (behind * logs + COLUMN_PRIOR * logs[loud].mean()) / (behind + COLUMN_PRIOR)
+    return torch.where(loud, moved.exp(), columns)
 
 
 def moderate(each: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ def judge_selection(
         regret = _regret(own, mask & seen, best, unit)
     else:
         best &= own >= threshold
-        regret = _threshold_regret(own, mask & seen, best, unit, threshold)
+        regret = _threshold_regret(own, mask & seen, best, unit, threshold, most)
     noise = [(_best(r, most, k) & ~best).sum(-1) for r in others]
     return Judged(
         form,
@@ -193,13 +193,20 @@ def _regret(scores: torch.Tensor, mask: torch.Tensor, best: torch.Tensor, unit: 
 
 
 def _threshold_regret(
-    scores: torch.Tensor, mask: torch.Tensor, best: torch.Tensor, unit: torch.Tensor, threshold: float
+    scores: torch.Tensor,
+    mask: torch.Tensor,
+    best: torch.Tensor,
+    unit: torch.Tensor,
+    threshold: float,
+    most: torch.Tensor,
 ) -> torch.Tensor:
-    """As `_regret` where every visible key that reaches `threshold` is wanted: the boundary is at least that."""
-    lowest = scores.masked_fill(~best, torch.inf).amin(-1, keepdim=True).clamp(min=threshold, max=None)
-    lowest = torch.where(torch.isfinite(lowest), lowest, threshold)
-    taken = ((lowest - scores) / unit).masked_fill(~mask | best, 0.0)
-    left = ((scores - threshold) / unit).masked_fill(mask | ~best, 0.0)
+    """As `_regret` where every key that reaches `threshold` is wanted, up to the `most` [m] best: below that number the
+    threshold itself is the boundary."""
+    full = best.sum(-1, keepdim=True) >= most.unsqueeze(-1)
+    lowest = scores.masked_fill(~best, torch.inf).amin(-1, keepdim=True)
+    highest = scores.masked_fill(best, _NEG).amax(-1, keepdim=True).clamp(min=threshold)
+    taken = ((torch.where(full, lowest, threshold) - scores) / unit).masked_fill(~mask | best, 0.0)
+    left = ((scores - highest) / unit).masked_fill(mask | ~best, 0.0)
     return torch.maximum(taken, left).nan_to_num(nan=0.0, posinf=torch.inf).amax(-1).clamp(min=0)
 
 
