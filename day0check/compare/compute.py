@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from day0check.compare.judgement import Judgement, merge
@@ -12,7 +14,21 @@ from day0check.compare.sums import float32_floor, simple_floor
 from day0check.contracts.profiles import Profile
 
 BLOCK_ELEMENTS = 2**22  # float64 elements of arguments and results that one block of rows may hold
-ATTENTIONS = ("mla.attention", "dsa.attention", "vision.attention")
+# Operators whose only inner point is followed by one matrix, whose square therefore carries the variance of the point:
+# (point, matrix, arguments that carry none of it).
+BEFORE_A_MATRIX = {
+    "mla.attention": ("p", "values", ()),
+    "vision.attention": ("p", "v", ()),
+    "dsa.attention": ("p", "keys", ()),
+    "mlp.dense": ("h", "down", ()),
+    "moe.shared": ("h", "down", ()),
+    "moe.experts": ("h", "w2", ("w2_scale",)),
+    "vision.mlp": ("h", "fc1", ("bias1",)),
+    "mla.output": ("gated", "weight", ()),
+    "kda.output": ("gated", "weight", ()),
+}
+PAYLOADS = ("w1", "w3", "w2")
+SQUARED_ELEMENTS = 2**26  # of the matrix that `inner_variance` squares in float64
 LEAST_SAMPLES, MOST_REPLICATES = 32, 8  # rows times replicates behind a column of the noise map
 
 
@@ -63,7 +79,7 @@ def _judge_block(
     replay: Replay, results: tuple[torch.Tensor, ...], profile: Profile, seed: int, keep: torch.Tensor | None
 ) -> list[Judgement]:
     contract = replay.contract
-    replay = replay.wide(torch.float64)
+    replay = _with_plain_weights(replay.wide(torch.float64))
     oracle = tuple(r.to(torch.float64) if r.is_floating_point() else r for r in replay.run())
     if len(oracle) != len(results):
         return [_miscounted(len(results), len(oracle))]
@@ -75,7 +91,7 @@ def _judge_block(
         points = profile.points_of(contract.name)
         for _ in range(_replicates(inner, len(results[0]) if results[0].dim() else 1)):
             replicates.append(replay.run(Rounder(points, "random", generator, leave=("out",))))
-        internal = attention_variance(replay, points["p"]) if contract.name in ATTENTIONS and inner == ("p",) else None
+        internal = inner_variance(replay, points)
         floors = [simple_floor(o) for o in oracle if o.is_floating_point()]
     else:
         floors = float32_floor(replay, oracle, generator)
@@ -109,24 +125,50 @@ def _replicates(inner: tuple[str, ...], rows: int) -> int:
     return max(least, min(MOST_REPLICATES, -(-LEAST_SAMPLES // max(1, rows))))
 
 
-def attention_variance(replay: Replay, dtype: str) -> torch.Tensor:
-    """Variance that rounding the probabilities to `dtype` gives each element: sum_n ulp(p_n)^2/6 v_n^2.
+def inner_variance(replay: Replay, points: Mapping[str, str]) -> torch.Tensor | None:
+    """Variance that the one inner rounding gives each element of the result, sum_n ulp(h_n)^2/6 w_n^2; None where the
+    rounding is not followed by a single matrix or there are several.
 
-    It is the reference itself on squared values, with the probabilities replaced by the variance of their rounding:
-    with few keys one rounding moves a whole row, which two replicates cannot measure.
+    It is the reference itself on the squared matrix, with the rounded values replaced by the variance of their
+    rounding: where one rounding moves a whole row, two replicates cannot measure it.
     """
+    name, arguments = replay.contract.name, replay.arguments
+    inner = [p for p in points if p != "out"]
+    if name not in BEFORE_A_MATRIX or inner != [BEFORE_A_MATRIX[name][0]]:
+        return None
+    at, matrix, dropped = BEFORE_A_MATRIX[name]
+    if arguments[matrix].numel() > SQUARED_ELEMENTS and matrix in PAYLOADS:
+        return None  # experts of a full-size layer: the fit to the replicates has to do
+    dtype = points[at]
 
     def variance(point: str, value: torch.Tensor) -> torch.Tensor:
-        if point != "p":
+        if point != at:
             return value
         return torch.where(random_variance(value, dtype) > 0, ulp(value.contiguous(), dtype).square() / 6, 0.0)
 
-    arguments = replay.arguments
-    if replay.contract.name == "vision.attention":
-        return replay.changed(v=arguments["v"].square()).run(variance)[0]
-    if replay.contract.name == "mla.attention":
-        return replay.changed(values=arguments["values"].square()).run(variance)[0]
-    return _sparse_variance(variance, **arguments)
+    if name == "dsa.attention":
+        return _sparse_variance(variance, **arguments)
+    squared = _decoded(replay, matrix).square()
+    return replay.changed(**{matrix: squared}, **dict.fromkeys(dropped)).run(variance)[0]
+
+
+def _with_plain_weights(replay: Replay) -> Replay:
+    """Small FP8 payloads decoded once for all evaluations; large ones are left to the reference, expert by expert."""
+    weights = [n for n in PAYLOADS if replay.arguments.get(f"{n}_scale") is not None]
+    if not weights or sum(replay.arguments[n].numel() for n in weights) > BLOCK_ELEMENTS:
+        return replay
+    plain = {n: _decoded(replay, n) for n in weights}
+    return replay.changed(**plain, **{f"{n}_scale": None for n in weights})
+
+
+def _decoded(replay: Replay, matrix: str) -> torch.Tensor:
+    """A weight in float64, its FP8 payload multiplied by its scale."""
+    weight, scale = replay.arguments[matrix], replay.arguments.get(f"{matrix}_scale")
+    if scale is None:
+        return weight
+    from reference.formats import fp8_columns_decode
+
+    return fp8_columns_decode(weight, scale, dtype=torch.float64)
 
 
 def _sparse_variance(variance, q, *, keys, valid, value_width: int, scale: float) -> torch.Tensor:

@@ -145,6 +145,7 @@ def _rounded(freedom: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _f_quantile(numerator: float, denominator: float) -> float:
-    from scipy.stats import f  # late: it takes longer to import than torch's first matmul
+    from scipy.special import betaincinv  # late, and not scipy.stats, which takes a second to import
 
-    return float(f.isf(TAIL, numerator, denominator))
+    share = float(betaincinv(denominator / 2, numerator / 2, TAIL))
+    return denominator * (1 - share) / (numerator * share)

@@ -34,7 +34,7 @@ class Seen:
     @property
     def byte_count(self) -> int:
         tensors = [*_tensors(self.contract, self.arguments).values(), *self.results]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(t.nbytes for t in tensors)
 
 
 def copied(contract: Contract, arguments: dict[str, Any]) -> dict[str, Any]:
