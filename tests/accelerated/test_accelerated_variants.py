@@ -1,0 +1,127 @@
+"""Every switch of ModelConfig that the engine claims, on small seeded models beside the reference in float64."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from day0check.accelerated.engine import Engine, require_supported
+from day0check.accelerated.ops import TABLE
+from day0check.accelerated.scheduler import Scheduler
+from day0check.errors import InputError, Unavailable
+from day0check.probe.recorder import Caller, Observer, Recorder
+from day0check.probe.registry import Operators
+from day0check.types import Request, Schedule, Turn
+from reference.config import Activation, Index, Kda, Mla, ModelConfig, Moe, Residual, Rope, Vision, Yarn
+from reference.model import Model
+from reference.presets import recipe_for, values
+from reference.tensors import expected_tensors
+
+MLA = Mla(heads=2, kv_lora=32, nope=8, rope=8, v=8, q_lora=24)
+INDEX = Index(heads=16, dim=16, topk=20, rope=8)
+BASE = ModelConfig(
+    "small", 64, ("dsa", "mla", "kda"), 128, 4096, 96, mla=MLA, index=INDEX, kda=Kda(heads=2, dim=16, rank=8, chunk=32)
+)
+MOE = Moe(experts=8, topk=2, width=32, shared_width=32)
+
+
+def change(part, **fields):
+    return dataclasses.replace(part, **fields)
+
+
+VARIANTS = {
+    "plain residual, dense MLPs, softplus decay, no RoPE": BASE,
+    "half RoPE with YaRN": change(BASE, rope=Rope("half", 1e4, Yarn(4.0, 32, mscale_all_dim=0.7))),
+    "interleaved RoPE, interleaved index": change(
+        BASE, rope=Rope("interleaved"), index=change(INDEX, rope_layout="interleaved")
+    ),
+    "queries without a latent, dense attention": change(BASE, layers=("mla", "kda"), mla=change(MLA, q_lora=None)),
+    "shared selections": change(BASE, layers=("dsa", "dsa_shared", "kda", "dsa", "dsa_shared")),
+    "threshold selection": change(BASE, index=change(INDEX, select="threshold", threshold=0.02)),
+    "bounded decay, low-rank output gate, MLA gate": change(
+        BASE, kda=change(BASE.kda, gate_lower_bound=-5.0, full_rank_gate=False), mla=change(MLA, gate=True)
+    ),
+    "plain experts, groups, clamped": change(
+        BASE, moe=change(MOE, groups=4, kept_groups=2), activation=Activation("clamped", limit=0.5)
+    ),
+    "softmax router without renormalising, no shared expert, every second layer": change(
+        BASE, moe=change(MOE, scoring="softmax", renormalise=False, shared_width=0, frequency=2)
+    ),
+    "packed experts without a latent": change(BASE, moe=change(MOE, packed="mxfp4", first_dense=1)),
+    "attention residuals, tied head": change(BASE, residual=Residual("attention", 2), tied_head=True),
+}
+
+
+class Seeded:
+    """A checkpoint that exists only as recipes."""
+
+    directory = "seeded"
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self._stored = expected_tensors(config)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def tensor(self, name: str) -> torch.Tensor:
+        stored = self._stored[name]
+        return values(name, stored, recipe_for(name, stored)).view(stored.shape)
+
+
+class Logits(Observer):
+    def __init__(self) -> None:
+        self.rows = {}
+
+    def after(self, call, token, results):
+        if call.operator == "head.logits":
+            for i, row in enumerate(results[0].double()):
+                self.rows[call.rows.address(i)[1]] = row.clone()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variant_equals_the_reference(name):
+    """Catches a switch that the engine ignores or reads differently, in prompts, chunks and decode."""
+    checkpoint = Seeded(VARIANTS[name])
+    engine = Engine(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
+    tokens = torch.randint(0, 128, (70,), generator=torch.Generator().manual_seed(1)).tolist()
+    request = Request("a", (Turn(tuple(tokens[:50])), Turn(tuple(tokens[50:]))), max_new_tokens=6)
+    seen = Logits()
+    caller = Caller(Operators(TABLE), Recorder([seen]))
+    outputs = Scheduler(engine, (request,), Schedule(chunk=33, page=16), caller).run()
+    oracle = Model(checkpoint).forward(list(outputs.sequences["a"]))
+    wanted = sorted(seen.rows)
+    assert wanted == [*range(49, 55), *range(75, 81)]
+    got = torch.stack([seen.rows[p] for p in wanted])
+    assert float((got - oracle[wanted]).abs().max() / oracle.abs().max()) < 2e-5
+
+
+def test_switches_that_are_not_there_are_refused():
+    """Catches a composition that would run as another model."""
+    vision = Vision(hidden=8, layers=1, heads=1, head_dim=8, mlp=8)
+    for config in (
+        change(BASE, residual=Residual("mhc")),
+        change(BASE, index=change(INDEX, pool=4)),
+        change(BASE, vision=change(vision, bias=True)),
+        change(BASE, vision=change(vision, norm="layer")),
+        change(BASE, vision=change(vision, projector_pre_norm=True)),
+    ):
+        with pytest.raises(Unavailable, match="the accelerated engine has no"):
+            require_supported(config)
+    require_supported(change(BASE, vision=vision))
+
+
+def test_a_scale_that_is_nan_is_refused_at_load():
+    """Catches E8M0 byte 255, which would otherwise become a large number."""
+
+    class Broken(Seeded):
+        def tensor(self, name):
+            stored = super().tensor(name).clone()
+            if name == "layers.2.block_sparse_moe.experts.5.w3.weight_scale":
+                stored[3, 1] = 255
+            return stored
+
+    checkpoint = Broken(change(BASE, moe=change(MOE, packed="mxfp4")))
+    with pytest.raises(InputError, match="means NaN") as caught:
+        Engine(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
+    assert "layers.2.block_sparse_moe.experts.5.w3.weight_scale" in caught.value.where
