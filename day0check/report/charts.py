@@ -16,7 +16,8 @@ _FLOOR = 1e-12  # of a logarithmic axis: an error of exactly zero is drawn here
 
 
 def drift_chart(case: str, rows: Sequence[dict[str, Any]], *, limit: float = 1.1) -> str:
-    """Error against the oracle by layer, with the band that the claimed roundings alone fill (noise times `limit`).
+    """Error against the oracle by layer, with the band that the claimed roundings alone may fill: noise times the row's
+    own limit, or `limit` where it has none.
 
     `rows`: of one case, as in `Verdict.drift`. Returns one <svg> element with a title for screen readers, or "" when
     there is nothing to draw.
@@ -46,7 +47,7 @@ def _draw_phase(axes: Any, rows: Sequence[dict[str, Any]], phase: str, limit: fl
     layers = [r["layer"] for r in rows]
     noisy = [r for r in rows if isinstance(r.get("noise_relative_l2"), (int, float))]
     if noisy:
-        top = [max(r["noise_relative_l2"] * limit, _FLOOR) for r in noisy]
+        top = [max(r["noise_relative_l2"] * (r.get("whole_limit") or limit), _FLOOR) for r in noisy]
         axes.fill_between([r["layer"] for r in noisy], _FLOOR, top, color=BAND, alpha=0.55, linewidth=0)
         axes.plot([r["layer"] for r in noisy], top, line, color=LIGHT, linewidth=1, label=f"limit of noise, {phase}")
     errors = [max(r["relative_l2"], _FLOOR) for r in rows]

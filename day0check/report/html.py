@@ -12,7 +12,15 @@ from typing import Any
 import day0check
 from day0check.report import charts, words
 from day0check.report.comparison import baseline_section
-from day0check.report.rows import Line, Table, check_table, choice_table, measured_pairs, not_run_table, operator_table
+from day0check.report.rows import (
+    check_matrix,
+    check_table,
+    choice_table,
+    measured_pairs,
+    not_run_table,
+    operator_table,
+    split,
+)
 from day0check.types import Finding, Verdict, to_json
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -74,12 +82,13 @@ def _view(verdict: Verdict, raw: str) -> dict[str, Any]:
         "facts": facts(verdict),
         "sections": _sections(bool(findings), baseline is not None, bool(measured)),
         "findings": findings,
-        "checks": check_table(verdict),
+        "matrix": check_matrix(verdict),
+        "checks": split(check_table(verdict)),
         "check_counts": check_counts(verdict),
         "not_run": not_run_table(verdict),
         "baseline": baseline,
         "charts": tuple(_Chart(title, Markup(svg)) for title, svg in _charts(verdict)),
-        "choices": choice_table(verdict),
+        "choices": split(choice_table(verdict)),
         "operators": operator_table(verdict),
         "measured": measured,
         "environment": words.pairs(to_json(verdict.environment)),
@@ -167,6 +176,3 @@ def _charts(verdict: Verdict) -> Sequence[tuple[str, str]]:
 
     drawn = ((case, charts.drift_chart(case, by_case[case])) for case in sorted(by_case, key=nearness, reverse=True))
     return [(case, svg) for case, svg in drawn if svg]
-
-
-__all__ = ["Line", "Table", "check_counts", "facts", "page"]

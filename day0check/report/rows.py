@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from day0check.report import words
@@ -36,6 +36,31 @@ def check_table(verdict: Verdict) -> Table:
         for c in words.checks_in_order(verdict.checks)
     )
     return Table(("status", "check", "case", "in short"), lines, "Checks", filter=True)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Cases down, checks across. A cell is (word, state, summary), None where the case has no such check."""
+
+    checks: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[tuple[str, str, str] | None, ...]], ...]
+
+
+def check_matrix(verdict: Verdict) -> Matrix:
+    """Every answer at a glance: of several for one (case, check) the worst; the cases with failures first."""
+    cells: dict[tuple[str, str], tuple[str, str, str]] = {}
+    for c in reversed(words.checks_in_order(verdict.checks)):
+        cells[c.case, c.name] = (words.CHECK_WORDS[c.status], c.status, c.summary)
+    names = tuple(dict.fromkeys(c.name for c in verdict.checks))
+    cases = tuple(dict.fromkeys(c.case for c in words.checks_in_order(verdict.checks)))
+    return Matrix(names, tuple((case or "whole run", tuple(cells.get((case, n)) for n in names)) for case in cases))
+
+
+def split(table: Table) -> tuple[Table, Table]:
+    """(what did not pass, what passed)."""
+    passed = tuple(line for line in table.rows if line.state == "passed")
+    others = tuple(line for line in table.rows if line.state != "passed")
+    return replace(table, rows=others), replace(table, rows=passed)
 
 
 def not_run_table(verdict: Verdict) -> Table:
@@ -130,7 +155,3 @@ def _pairs(record: Mapping[str, Any], within: str) -> list[tuple[str, str]]:
         else:
             lines.append((name, words.bytes_or_number(key, value)))
     return lines
-
-
-def plain_rows(table: Table) -> Sequence[tuple[str, ...]]:
-    return [line.cells for line in table.rows]
