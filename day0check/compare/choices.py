@@ -75,7 +75,9 @@ def _selection(
         bad = bad & keep
         if bool(bad.any()):
             return [_fault(rows, "illegal", bad, pattern, _first_selection(bad, found, visible))]
-    different = (ordered != due.sort(-1).values).any(-1) & keep
+    seen = torch.arange(n, device=scores.device) < visible[:, None]
+    judged = keep & ~(torch.isnan(scores) & seen).any(-1)  # what is best among NaN is no question
+    different = (ordered != due.sort(-1).values).any(-1) & judged
     if not bool(different.any()):
         return [_good(rows, ("illegal", "skipped", "ties") if claims_tie_rule else ("illegal", "skipped"), regret=0.0)]
     regret = _regret(scores, found, due)
@@ -130,6 +132,7 @@ def _routing(
     for pattern, bad in faults:
         if bool((bad & keep).any()):
             return [_fault(rows, "illegal", bad & keep, pattern, "")]
+    keep = keep & ~torch.isnan(scores).any(-1)  # which experts are best among NaN is no question
     return [_experts(replay, ordered, claims_tie_rule, keep), _weights(arguments, ids, weights, keep)]
 
 
@@ -198,7 +201,7 @@ def _weights(arguments, ids: torch.Tensor, weights: torch.Tensor, keep: torch.Te
 
     renormalise, scale = arguments["renormalise"], arguments["scale"]
     due = expected(scores, renormalise, scale)
-    bad = ~(near(due) | (torch.isnan(due) & torch.isnan(found)).any(-1)) & keep
+    bad = ~near(due) & keep
     if not bool(bad.any()):
         return _good(rows, ("wrong_weights",))
     mistakes = [("not renormalised", scores, False, scale), ("scale left out", scores, renormalise, 1.0)]
@@ -226,7 +229,7 @@ def _sampling(
     outside = ((ids < 0) | (ids >= logits.shape[1])) & keep
     if bool(outside.any()):
         return [_fault(rows, "illegal", outside, "out of range", "")]
-    different = (ids != replay.run()[0]) & keep
+    different = (ids != replay.run()[0]) & keep & ~torch.isnan(logits).any(-1)
     greedy = temperature <= 0
     limits = ("illegal", "skipped", "ties") if claims_tie_rule else ("illegal", "skipped")
     own, best = logits.gather(1, ids[:, None])[:, 0], logits.nan_to_num(nan=-float("inf")).amax(-1)

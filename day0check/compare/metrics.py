@@ -48,7 +48,7 @@ def judge_result(candidate: torch.Tensor, expected: Expected, *, keep: torch.Ten
     if tuple(candidate.shape) != tuple(expected.oracle.shape):
         return _misshapen(candidate, expected.oracle)
     y, o = as_matrix(candidate.detach().to(torch.float64)), as_matrix(expected.oracle)
-    floor = as_matrix(expected.floor.expand(expected.oracle.shape)).clamp(min=2.0**-126)
+    floor = torch.nan_to_num(as_matrix(expected.floor.expand(expected.oracle.shape))).clamp_(min=2.0**-126)
     wrong, usable = _non_finite(y, o, expected.out_dtype)
     if keep is not None:
         wrong, usable = wrong & keep[:, None, None], usable & keep[:, None, None]
@@ -211,8 +211,11 @@ def _by_ratio(
     expected: Expected,
 ) -> Judgement:
     """Several roundings: |z| and ratios against the replicates' own spread; quiet elements by the float32 floor."""
-    replicates = [torch.where(usable, as_matrix(r), o) for r in expected.replicates]
-    internal = None if expected.internal is None else as_matrix(expected.internal)
+    replicates = [as_matrix(r) for r in expected.replicates]
+    replicates = [torch.where(usable & torch.isfinite(r), r, o) for r in replicates]
+    internal = None
+    if expected.internal is not None:  # of rows whose inputs are not finite it is not either
+        internal = torch.where(usable, torch.nan_to_num(as_matrix(expected.internal)), 0.0)
     noise = noise_map(o, replicates, floor=floor, out_dtype=expected.out_dtype, internal=internal)
     z2 = error.square() / noise.variance
     statistics, limits = {"z": float(z2.max().sqrt())}, {"z": Z_LIMIT}

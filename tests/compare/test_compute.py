@@ -337,3 +337,29 @@ def test_blocks_of_rows_find_the_same_row(monkeypatch):
     y[41] *= 1.25
     (j,) = judged("mla.query", arguments, y.bfloat16())
     assert (j.row, j.rows) == (41, 48)
+
+
+@pytest.mark.parametrize("operator", ["mlp.dense", "mla.query", "dsa.attention", "norm.rms"])
+def test_values_that_came_in_as_nan_are_nobodys_fault_here(operator):
+    """Catches an alarm, or a replay that breaks, in every operator behind the one that made the NaN."""
+    arguments, run = {
+        "mlp.dense": (mlp_call(3, 40), mlp),
+        "mla.query": (linear_call(3), lambda a: linear_sums(a).bfloat16()),
+        "dsa.attention": (attention_call(3), lambda a: flash(**a)),
+        "norm.rms": (
+            {"x": Draw(3, torch.bfloat16).act(40, 64), "weight": Draw(4, torch.bfloat16).norm_weight(64), "eps": 1e-5},
+            lambda a: norm(a["x"], a["weight"], 1e-5).bfloat16(),
+        ),
+    }[operator]
+    first = next(iter(arguments))
+    arguments[first] = arguments[first].clone()
+    arguments[first][6] = float("nan")
+    (j,) = judged(operator, arguments, run(arguments))
+    assert j.passed, j
+    y = run(arguments)
+    y[9] *= 1.25
+    (j,) = judged(operator, arguments, y)
+    assert (j.passed, j.row) == (False, 9)
+    y = run(arguments)
+    y[12, 0] = float("inf")
+    assert judged(operator, arguments, y)[0].pattern == "infinite"
