@@ -39,7 +39,7 @@ class RunPlan:
     """What to run and within which limits. `out` must not hold a run already.
 
     `memory_limit_bytes`: resident bytes of the candidate's process and its children (None: `default_memory_limit`).
-    `load_limit_s`: from the start of a process to its first case, and again for loading the model.
+    `start_limit_s`: from the start of a process to its first case; `load_limit_s`: for loading the model.
     `max_deaths`: how many processes of the candidate may die before the remaining cases are left out.
     """
 
@@ -58,6 +58,7 @@ class RunPlan:
     threads: int = 1
     reference: bool = True
     memory_limit_bytes: int | None = None
+    start_limit_s: float = 180.0
     load_limit_s: float = 180.0
     reference_limit_s: float = 600.0
     max_deaths: int = 4
@@ -369,11 +370,11 @@ class _Lane:
 
     def _enter(self, stage: str) -> None:
         self.stage, self.since = stage, time.monotonic()
-        case_limit_s = self.queue[0].time_limit_s if self.queue else self.plan.load_limit_s
-        if self.role == "reference" and stage != "start":
-            self.limit_s = self.plan.reference_limit_s
-        else:
-            self.limit_s = self.plan.load_limit_s if stage in ("start", "load") else case_limit_s
+        run_limit_s = self.queue[0].time_limit_s if self.queue else self.plan.load_limit_s
+        if self.role == "reference":
+            run_limit_s = self.plan.reference_limit_s
+        limits_s = {"start": self.plan.start_limit_s, "load": self.plan.load_limit_s}
+        self.limit_s = limits_s.get(stage, run_limit_s)
 
     def stage_words(self) -> str:
         words = {"start": "starting", "load": "loading the model", "repeat": "running the case again, unobserved"}
