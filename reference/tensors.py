@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reference.config import ModelConfig
+from reference.names import canonical_name, stored_name
 
-_TOP_LEVEL = ("vision_tower.", "mm_projector.")
+__all__ = ["Stored", "canonical_name", "expected_tensors", "stored_name"]
 
 
 @dataclass(frozen=True)
@@ -19,18 +20,6 @@ class Stored:
 
     shape: tuple[int, ...]
     dtype: str = "bfloat16"
-
-
-def stored_name(name: str) -> str:
-    """The name under which the released checkpoint stores canonical `name`."""
-    if name.startswith(_TOP_LEVEL):
-        return name
-    return f"language_model.{name}" if name == "lm_head.weight" else f"language_model.model.{name}"
-
-
-def canonical_name(stored: str) -> str:
-    """The inverse of `stored_name`; a name without a known prefix stays as it is."""
-    return stored.removeprefix("language_model.").removeprefix("model.")
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Stored]:

@@ -117,7 +117,7 @@ class Checkpoint:
         entry = self.entry(name)
         tensor = read_tensor(entry.stored, file=entry.file)
         if name.endswith(".A_log"):
-            return tensor[: self._expected[name].shape[0]]
+            return tensor.flatten()[: self._expected[name].shape[0]]
         return tensor
 
     def _check(self) -> None:
@@ -137,7 +137,7 @@ class Checkpoint:
 
 def _fits(name: str, shape: tuple[int, ...], stored: Stored) -> bool:
     if name.endswith(".A_log"):
-        return len(shape) == 1 and shape[0] >= stored.shape[0]
+        return math.prod(shape) == max(shape, default=0) >= stored.shape[0]  # Kimi-Linear stores [1, 1, H, 1]
     return shape == stored.shape
 
 
@@ -248,7 +248,14 @@ def _entries(directory: Path) -> dict[str, Entry]:
     for stored, shard in weight_map.items():
         if stored not in headers[shard]:
             raise CheckpointError(f"the index places {stored!r} in {shard}, which does not hold it", where=str(index))
-        entries[canonical_name(stored)] = Entry(stored, directory / shard, *headers[shard][stored])
+        name = canonical_name(stored)
+        if name in entries:
+            raise CheckpointError(
+                f"{stored!r} and {entries[name].stored!r} are the same tensor of the model",
+                where=f"{directory / shard} and {entries[name].file}",
+                todo="remove the one that is stale",
+            )
+        entries[name] = Entry(stored, directory / shard, *headers[shard][stored])
     return entries
 
 
@@ -266,7 +273,9 @@ def write_checkpoint(
     directory.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        weight_map, total = _write_shards(work, tensors, shard_bytes)
+        family = json_files.get("config.json", {}).get("model_type", "kimi_k3")
+        named = ((stored_name(name, family=family), tensor) for name, tensor in tensors)
+        weight_map, total = _write_shards(work, named, shard_bytes)
         files = {
             **json_files,
             INDEX: {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))},
@@ -294,7 +303,7 @@ def _write_shards(
         if filled and filled + size > shard_bytes:
             shards.append({})
             filled = 0
-        shards[-1][stored_name(name)] = tensor.contiguous()
+        shards[-1][name] = tensor.contiguous()
         filled, total = filled + size, total + size
     weight_map = {}
     for number, shard in enumerate(shards, 1):
