@@ -6,6 +6,7 @@ that any slice can be made by itself and every torch build makes the same bytes.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -20,6 +21,7 @@ import torch
 
 from reference.config import ModelConfig
 from reference.families import SPECIAL_TEXTS, read_config
+from reference.preset_families import FAMILY_PRESETS
 from reference.tensors import Stored, expected_tensors
 from reference.weights import write_checkpoint
 
@@ -300,18 +302,29 @@ def kimi_k3_preset(
         "tie_word_embeddings": False,
         "text_config": text,
     }
-    tokens = {str(i): {"content": content, "special": True} for i, content in SPECIALS.items()}
     files = {
         "config.json": config | ({} if vision is None else {"vision_config": vision}),
         "generation_config.json": {**ids, "do_sample": False},
-        "tokenizer_config.json": {"tokenizer_class": "ByteLevel", "added_tokens_decoder": tokens},
+        "tokenizer_config.json": _tokenizer(),
     }
     if media is not None:
         files["preprocessor_config.json"] = {"media_proc_cfg": media}
     return Preset(name, files)
 
 
-_PRESETS: dict[str, Callable[[], Preset]] = {"tiny": _tiny}
+def _tokenizer() -> dict[str, Any]:
+    tokens = {str(i): {"content": content, "special": True} for i, content in SPECIALS.items()}
+    return {"tokenizer_class": "ByteLevel", "added_tokens_decoder": tokens}
+
+
+def _family(name: str) -> Preset:
+    return Preset(name, {**FAMILY_PRESETS[name](name), "tokenizer_config.json": _tokenizer()})
+
+
+_PRESETS: dict[str, Callable[[], Preset]] = {
+    "tiny": _tiny,
+    **{name: functools.partial(_family, name) for name in FAMILY_PRESETS},
+}
 
 
 def preset_names() -> tuple[str, ...]:

@@ -1,0 +1,84 @@
+"""The JSON files of the `tiny-<family>` presets: configurations as the family's releases spell them, made small.
+
+All share the byte vocabulary of `tiny` and reach 4,096 positions, several pages and more keys than a selection keeps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+JsonFiles = dict[str, dict[str, Any]]
+
+IDS = {"bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 258}
+_SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "vocab_size": 320,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+_DEEPSEEK = {
+    **_SIZES,
+    **IDS,
+    "dtype": "bfloat16",
+    "num_hidden_layers": 5,
+    "max_position_embeddings": 8192,
+    "q_lora_rank": 48,
+    "qk_rope_head_dim": 16,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "moe_layer_freq": 1,
+}
+_INDEXER = {"index_n_heads": 16, "index_head_dim": 32, "index_topk": 64}
+
+
+def _files(config: dict[str, Any]) -> JsonFiles:
+    return {"config.json": config, "generation_config.json": {**IDS, "do_sample": False}}
+
+
+def deepseek_v32(name: str) -> JsonFiles:
+    """Grouped routing and YaRN from 2,048 positions, so that a long case passes the original context."""
+    scaling = {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 2048,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+    own = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+    architecture = {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"], "name": name}
+    return _files({**architecture, **_DEEPSEEK, **_INDEXER, **own, "rope_scaling": scaling})
+
+
+def glm_5(name: str) -> JsonFiles:
+    """No groups, no YaRN, heads whose value is wider than their key, every other indexer shared."""
+    own = {
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "rms_norm_eps": 1e-5,
+        "qk_nope_head_dim": 24,
+        "v_head_dim": 32,
+        "indexer_rope_interleave": True,
+        "indexer_types": ["full", "full", "shared", "full", "shared"],
+        "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+    }
+    architecture = {"model_type": "glm_moe_dsa", "architectures": ["GlmMoeDsaForCausalLM"], "name": name}
+    return _files({**architecture, **_DEEPSEEK, **_INDEXER, **own})
+
+
+FAMILY_PRESETS = {"tiny-deepseek-v3.2": deepseek_v32, "tiny-glm-5": glm_5}

@@ -1,0 +1,45 @@
+"""GLM-5 beside transformers: index rotary embedding in interleaved pairs, shared selections, unequal head widths."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from crosscheck import (
+    BOUNDS,
+    assert_reads_what_upstream_saved,
+    assert_upstream_reads_what_we_write,
+    error_of_other_reading,
+    saved_by_upstream,
+)
+
+from reference.presets import preset_dir
+
+FAMILY = "glm-5"
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_reads_what_upstream_saved(tmp_path, dtype):
+    """Catches any part of the mathematics, the configuration or the tensor names that is read differently."""
+    assert_reads_what_upstream_saved(FAMILY, tmp_path, dtype=dtype)
+
+
+def test_upstream_reads_what_we_write():
+    """Catches names, shapes or keys in our preset that the released family does not have."""
+    assert_upstream_reads_what_we_write(FAMILY, preset_dir("tiny-glm-5"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda c: replace(c, index=replace(c.index, rope_layout="half")), id="index rope"),
+        pytest.param(lambda c: replace(c, rope=replace(c.rope, layout="half")), id="attention rope"),
+        pytest.param(lambda c: replace(c, mla=replace(c.mla, latent_eps=1e-2)), id="latent eps"),
+        pytest.param(lambda c: replace(c, index=replace(c.index, topk=17)), id="topk"),
+        pytest.param(lambda c: replace(c, moe=replace(c.moe, scale=1.0)), id="routed scale"),
+    ],
+)
+def test_the_other_reading_is_seen(tmp_path, change):
+    """Catches a comparison too weak to see the gotcha: each other reading must miss the bound by far."""
+    pair = saved_by_upstream(FAMILY, tmp_path / "model", seed=0, dtype=torch.float64)
+    assert error_of_other_reading(pair, lambda c: c) <= 1e-10
+    assert error_of_other_reading(pair, change) > 1e-4

@@ -1,0 +1,83 @@
+"""Tiny configurations of upstream's own classes, every switch of their family on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+COMMON = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+DEEPSEEK = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "q_lora_rank": 48,
+    "qk_rope_head_dim": 8,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 512,
+}
+INDEXER = {"index_topk": 16, "index_head_dim": 16, "index_n_heads": 32}  # few heads tie at zero (model.md 6.4)
+
+# theta 256 over 8 dims, and a YaRN ramp of halves, make every frequency a short binary fraction: the float32 angle is
+# then exact, so that a float64 comparison sees the formula and not the rounding of the angle.
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 256.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.5,
+}
+
+
+def deepseek_v32() -> Any:
+    from transformers import DeepseekV32Config
+
+    return DeepseekV32Config(
+        **COMMON, **DEEPSEEK, **INDEXER, n_group=2, topk_group=1, first_k_dense_replace=1, rope_parameters=YARN
+    )
+
+
+def glm_5() -> Any:
+    from transformers import GlmMoeDsaConfig
+
+    return GlmMoeDsaConfig(
+        **COMMON | {"qk_nope_head_dim": 24, "v_head_dim": 20},
+        **DEEPSEEK,
+        **INDEXER,
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        indexer_types=["full", "shared", "full"],
+        rope_parameters={"rope_type": "default", "rope_theta": 256.0},
+    )
+
+
+def _causal() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM
+
+
+FAMILIES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "deepseek-v3.2": (deepseek_v32, _causal),
+    "glm-5": (glm_5, _causal),
+}
+
+
+def upstream_model(family: str) -> Any:
+    """An upstream model of the family with whatever weights upstream starts from, attention in plain operators."""
+    config, model_class = FAMILIES[family]
+    return model_class().from_config(config(), attn_implementation="eager")
