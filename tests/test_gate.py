@@ -90,6 +90,7 @@ def test_the_first_fault_is_the_earliest_local_one_and_the_harness_before_all() 
     ours = blocker("capture", stack_layer="harness", evidence={})
     assert decide((outcome(),), (early, ours), SCENE).first_fault == ours
     assert decide((outcome(),), (slow,), SCENE).first_fault == slow
+    assert decide((outcome(),), (slow, net), SCENE).first_fault == net
 
 
 @settings(max_examples=60, deadline=None)
