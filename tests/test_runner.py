@@ -146,7 +146,7 @@ def test_a_schedule_beyond_the_capabilities_is_not_run(tmp_path):
             "import day0check\n@day0check.operator('norm.rsm')\ndef f(x): return x",
             "did you mean 'norm.rms'?",
         ),
-        ("import day0check\n@day0check.layout('kw')\nclass L: pass", "known: index, kv, state"),
+        ("import day0check\n@day0check.layout('kw')\nclass L: pass", "has no layout 'kw'"),
         ("import day0check\n@day0check.operator('norm.rms', covers=('k',))\ndef f(x): return x", "'k'"),
     ],
 )

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from day0check.errors import InputError, UsageError
-from day0check.probe.registry import Operators, Registration, load_file
+from day0check.probe.registry import LAYOUT_METHODS, Operators, Registration, load_file
 
 BACKENDS = {
     "accelerated": "day0check.backends.accelerated:Accelerated",
     "reference": "day0check.backends.reference:Reference",
 }
-LAYOUTS = ("kv", "index", "state")
 _METHODS = ("capabilities", "operators", "load", "run", "pools", "close")
 
 
@@ -133,10 +132,27 @@ def lay_over(table: Operators | None, declared: tuple[Registration, ...], *, pat
             where=where,
             todo="leave --ops out for this backend",
         )
+    answered = {r.name for r in declared if r.role in ("replace", "wrap")}
     for r in declared:
-        known = LAYOUTS if r.role == "layout" else table.names()
+        what, known = _known(table, r.role)
         for name in (r.name, *r.covers):
             if name not in known:
-                kind = "layout" if r.role == "layout" else "operator"
-                raise UsageError(f"backend {backend} has no {kind} {name!r}", where=where, todo=nearest(name, known))
+                todo = nearest(name, known) if known else "leave it out for this backend"
+                raise UsageError(f"backend {backend} has no {what} {name!r}", where=where, todo=todo)
+        missing = [m for m in LAYOUT_METHODS if r.role == "layout" and not callable(getattr(r.target, m, None))]
+        if missing:
+            todo = f"a layout has {', '.join(LAYOUT_METHODS)}: see day0check/probe/registry.py"
+            raise UsageError(f"the layout {r.name!r} has no method {missing[0]!r}", where=where, todo=todo)
+        if r.role == "prepare" and r.name not in answered:
+            todo = f'replace the operator too: @day0check.operator("{r.name}")'
+            raise UsageError(f"nothing receives what is prepared for {r.name!r}", where=where, todo=todo)
     table.apply(declared)
+
+
+def _known(table: Operators, role: str) -> tuple[str, tuple[str, ...]]:
+    """What a declaration of this role is about, in words, and the names that the backend has of it."""
+    if role == "layout":
+        return "layout", table.pools
+    if role == "prepare":
+        return "operator with weights", tuple(table.weights)
+    return "operator", table.names()

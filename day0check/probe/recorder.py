@@ -16,7 +16,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from .registry import Function, Operators
+from .registry import Function, Operators, Whole
 from .rows import RowMap
 
 NO_ROWS = RowMap((), (), ())
@@ -122,14 +122,26 @@ class Caller:
 
 @dataclass(frozen=True)
 class Here:
-    """The caller at one place of the model: `here(operator, first, site=..., row_map=..., **keywords)`."""
+    """The caller at one place of the model: `here(operator, first, site=..., row_map=..., **keywords)`.
+
+    Observers see the keywords as they are given; an implementation whose weights were prepared gets those in their
+    place. `whole`: the weights that those of this call are a choice of.
+    """
 
     caller: Caller
     place: str
 
     def __call__(
-        self, operator: str, *args: Any, site: str = "", row_map: Optional[RowMap] = None, **kwargs: Any
+        self,
+        operator: str,
+        *args: Any,
+        site: str = "",
+        row_map: Optional[RowMap] = None,
+        whole: Optional[Whole] = None,
+        **kwargs: Any,
     ) -> Any:
-        recorder = self.caller.recorder
-        function = self.caller.operators.get(operator, recorder.phase)
+        recorder, operators = self.caller.recorder, self.caller.operators
+        function = operators.get(operator, recorder.phase)
+        if operators.prepares(operator, recorder.phase):
+            function = operators.with_prepared(function, operator, self.place, site, whole)
         return recorder.call(self.place, operator, function, args, kwargs, site, row_map)
