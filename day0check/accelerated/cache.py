@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from day0check.accelerated.ops import paging
 from day0check.errors import Unavailable
+from day0check.probe.registry import OwnedPool
 from reference.config import ModelConfig
 
 
@@ -45,7 +48,8 @@ class Caches:
 
     `kv[layer]` [pages, page, kv_lora + rope], `index[layer]` [pages, page, dI], both in the activation type;
     `conv[layer]` [slots, W-1, C] in the activation type, `kda[layer]` [slots, H, dk, dv] float32.
-    New memory is NaN: whoever reads what nobody wrote must show it.
+    New memory is NaN: whoever reads what nobody wrote must show it. `layouts` own the memory of the pools that they
+    are named after ("kv", "index", "state" for conv and kda); such a pool is an OwnedPool.
     """
 
     def __init__(
@@ -58,20 +62,25 @@ class Caches:
         dtype: torch.dtype,
         device: torch.device,
         seed: int = 0,
+        layouts: Mapping[str, Any] | None = None,
     ) -> None:
-        def fresh(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        def pool(name: str, *row: int, kind: torch.dtype = dtype) -> Tensor | OwnedPool:
+            count, size = (slots, 1) if name == "state" else (pages, page)
+            if layouts and name in layouts:
+                return OwnedPool.allocate(layouts[name], pages=count, page=size, row=row, dtype=kind, device=device)
+            shape = (slots, *row) if name == "state" else (pages, page, *row)
             return torch.full(shape, float("nan"), dtype=kind, device=device)
 
         self.page, self.device = page, device
         self.pages, self.slots = FreeList(pages, seed), FreeList(slots, seed + 1)
         kinds = list(enumerate(config.layers))
         state_type = torch.float64 if dtype == torch.float64 else torch.float32
-        self.kv = {n: fresh(pages, page, config.mla.kv_lora + config.mla.rope) for n, kind in kinds if kind != "kda"}
-        self.index = {n: fresh(pages, page, config.index.dim) for n, kind in kinds if kind == "dsa"}
+        self.kv = {n: pool("kv", config.mla.kv_lora + config.mla.rope) for n, kind in kinds if kind != "kda"}
+        self.index = {n: pool("index", config.index.dim) for n, kind in kinds if kind == "dsa"}
         k = config.kda
         linear = [n for n, kind in kinds if kind == "kda"]
-        self.conv = {n: fresh(slots, k.conv - 1, 3 * k.heads * k.dim) for n in linear}
-        self.kda = {n: fresh(slots, k.heads, k.dim, k.dim, kind=state_type) for n in linear}
+        self.conv = {n: pool("state", k.conv - 1, 3 * k.heads * k.dim) for n in linear}
+        self.kda = {n: pool("state", k.heads, k.dim, k.dim, kind=state_type) for n in linear}
 
 
 class Tenancy:
@@ -122,7 +131,8 @@ class CachePools:
         if not tenancy.intact():
             raise Unavailable("its pages were given to another request since", where=where, todo="read it earlier")
         if kind in ("conv", "kda"):
-            return pool[tenancy.slot].flatten().unsqueeze(0).clone()
+            slot = torch.tensor([tenancy.slot], device=self._caches.device)
+            return paging.state_load(pool, slots=slot).flatten(1)
         table = torch.tensor([tenancy.table], device=pool.device)
         wanted = torch.tensor([positions], device=pool.device)
         owner = torch.zeros(1, dtype=torch.int64, device=pool.device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,17 +22,37 @@ from reference.weights import Checkpoint
 
 
 class Engine:
-    """Runs steps of one model. `dtype` is the activation type; caches belong to the caller, weights to the engine."""
+    """Runs steps of one model. `dtype` is the activation type; caches belong to the caller, weights to the engine.
 
-    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
+    `layouts`: who owns the memory of the pools "kv", "index" and "state", where it is not the engine.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        layouts: Mapping[str, Any] | None = None,
+    ) -> None:
         require_supported(checkpoint.config)
         strict_sums()
         self.config, self.dtype, self.device = checkpoint.config, dtype, device
         self.model = read_model(checkpoint, dtype=dtype, device=device)
         self.workspace = Workspace(self.model, device)
+        self.layouts = dict(layouts or {})
 
     def caches(self, *, pages: int, page: int, slots: int, seed: int = 0) -> Caches:
-        return Caches(self.config, pages=pages, page=page, slots=slots, dtype=self.dtype, device=self.device, seed=seed)
+        return Caches(
+            self.config,
+            pages=pages,
+            page=page,
+            slots=slots,
+            dtype=self.dtype,
+            device=self.device,
+            seed=seed,
+            layouts=self.layouts,
+        )
 
     @torch.no_grad()
     def features(self, caller: Caller, images: list[str], request: str, pads: list[int]) -> Tensor:

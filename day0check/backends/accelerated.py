@@ -8,9 +8,9 @@ import torch
 
 from day0check.accelerated.cache import CachePools
 from day0check.accelerated.engine import Engine
-from day0check.accelerated.ops import TABLE
+from day0check.accelerated.ops import TABLE, WEIGHTS
 from day0check.accelerated.scheduler import Scheduler
-from day0check.errors import Unavailable, UsageError
+from day0check.errors import UsageError
 from day0check.probe.recorder import Caller, Recorder
 from day0check.probe.registry import Operators
 from day0check.types import Outputs, Request, Schedule
@@ -23,7 +23,7 @@ class Accelerated:
     """Loads a model once and runs any number of cases on it; `pools` shows the caches of the latest run."""
 
     def __init__(self) -> None:
-        self._operators = Operators(TABLE)
+        self._operators = Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state"))
         self._engine: Engine | None = None
         self._pools: CachePools | None = None
 
@@ -45,14 +45,12 @@ class Accelerated:
                 where="--profile",
                 todo=f"use {', '.join(DTYPES)}",
             )
-        owned = sorted({*self._operators.layouts, *self._operators.preparers})
-        if owned:
-            raise Unavailable(
-                f"the accelerated engine cannot hand over the layout or weights of {', '.join(owned)} yet",
-                where="--ops",
-                todo="replace operators only",
-            )
-        self._engine = Engine(Checkpoint(model_dir), dtype=DTYPES[profile], device=find_device(device))
+        self._engine = Engine(
+            Checkpoint(model_dir),
+            dtype=DTYPES[profile],
+            device=find_device(device),
+            layouts=self._operators.layouts,
+        )
 
     def run(self, requests: tuple[Request, ...], schedule: Schedule, recorder: Recorder) -> Outputs:
         """Runs `requests` to their end. Raises UsageError before `load`, InputError for requests that make no sense."""

@@ -12,8 +12,8 @@ from day0check.contracts import CONTRACTS
 from day0check.contracts.contract import Contract
 from day0check.contracts.hard_inputs import HardInput, generate
 from day0check.contracts.profiles import Profile
-from day0check.probe.recorder import Recorder
-from day0check.probe.registry import Operators
+from day0check.probe.recorder import Caller, Recorder
+from day0check.probe.registry import Operators, OwnedPool
 from day0check.probe.rows import RowMap
 
 PLACE = "operators"
@@ -62,8 +62,22 @@ def run_operators(
 def _call(table: Operators, recorder: Recorder, contract: Contract, hard: HardInput, step: int) -> None:
     rows = row_map(contract, hard)
     with recorder.step("prefill", rows, step):
-        function = table.get(contract.name, "prefill")
-        recorder.call(PLACE, contract.name, function, hard.args, hard.kwargs, hard.site, rows)
+        args, kwargs = _owned(table, contract, hard)
+        Caller(table, recorder).at(PLACE)(contract.name, *args, site=hard.site, row_map=rows, **kwargs)
+
+
+def _owned(table: Operators, contract: Contract, hard: HardInput) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The arguments of a hard input, its pool in the memory of the layout that owns it in this table, if one does."""
+    layout = table.layouts.get(contract.name.split(".")[0])
+    pool = hard.args[0]
+    if layout is None or contract.args[0].role != "pool":
+        return hard.args, hard.kwargs
+    paged = contract.args[0].shape == "pages page width"
+    pages, page, row = (*pool.shape[:2], pool.shape[2:]) if paged else (pool.shape[0], 1, pool.shape[1:])
+    like = {"dtype": pool.dtype, "device": pool.device}
+    owned = OwnedPool.allocate(layout, pages=pages, page=page, row=row, **like)
+    owned.write(pool.reshape(pages * page, *row), torch.arange(pages * page, device=pool.device))
+    return (owned, *hard.args[1:]), hard.kwargs
 
 
 def row_map(contract: Contract, hard: HardInput) -> RowMap:

@@ -17,6 +17,7 @@ from day0check.compare.choices import judge_choice
 from day0check.compare.compute import judge_compute
 from day0check.compare.exact import Decoded, judge_conversion, judge_exact, judge_write
 from day0check.compare.judgement import Judgement, merge
+from day0check.compare.owned_pools import logical
 from day0check.compare.pooling import Seen, copied, held, joined, signature
 from day0check.compare.replay import Replay, named
 from day0check.compare.row_digest import hexadecimal, plain_weights, row_weights, weighted_sum
@@ -185,6 +186,7 @@ class Judge(Observer):
         try:
             with torch.no_grad():
                 replay, results = joined(calls)
+                replay = Replay(replay.contract, logical(dict(replay.arguments)))
                 judgements = self._judgements(tally, calls, replay, results)
                 self._digest(tally, calls)
         except Exception as error:  # a replay that raises judges nothing; the reason is the result
@@ -252,9 +254,9 @@ def _uncovered(contract: Contract, kwargs: dict[str, Any]) -> dict[str, Any]:
     from reference.cache import gather
 
     plain = {name: value for name, value in kwargs.items() if name not in GATHERED}
-    pool, table, owner, indices = (kwargs[name] for name in GATHERED)
-    plain["keys"] = gather(pool, table=table, owner=owner, indices=indices)
-    plain["valid"] = indices >= 0
+    gathered = logical({name: kwargs[name] for name in GATHERED})
+    plain["keys"] = gather(gathered.pop("pool"), **gathered)
+    plain["valid"] = kwargs["indices"] >= 0
     return plain
 
 

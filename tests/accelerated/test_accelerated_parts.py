@@ -15,7 +15,6 @@ from day0check.backends.accelerated import Accelerated
 from day0check.backends.base import CAPABILITIES, Backend
 from day0check.errors import InputError, Unavailable, UsageError
 from day0check.probe.recorder import Caller
-from day0check.probe.registry import Registration
 from day0check.probe.rows import RowMap
 from day0check.types import Request, Schedule, Turn
 from reference.config import ModelConfig, Residual
@@ -162,15 +161,11 @@ def test_unknown_device_or_profile_is_a_usage_error(profile, device, words):
     assert "cpu" in caught.value.todo or "bf16" in caught.value.todo
 
 
-def test_running_before_loading_and_layouts_are_refused():
-    """Catches a registration that is silently ignored."""
+def test_running_before_loading_is_refused():
+    """Catches an attribute error where the missing call should be named."""
     request = Request("a", (Turn((1,)),))
     with pytest.raises(UsageError, match="no model is loaded"):
         Accelerated().run((request,), Schedule(), None)
-    backend = Accelerated()
-    backend.operators().apply((Registration("layout", "kv", object),))
-    with pytest.raises(Unavailable, match="kv"):
-        backend.load(str(preset_dir("tiny")), "bf16", "cpu", {})
 
 
 @pytest.mark.parametrize(

@@ -92,4 +92,45 @@ FORMS: dict[str, str] = {
     "moe.shared": "fused",
 }
 
-__all__ = ["FORMS", "TABLE", "strict_sums"]
+_LINEAR = ("weight", "bias")
+_MLP = ("gate", "up", "down")
+
+# The keywords of each operator that are weights: what `prepare` may repack.
+WEIGHTS: dict[str, tuple[str, ...]] = {
+    "vision.patch": _LINEAR,
+    "vision.position": ("table",),
+    "vision.qkv": _LINEAR,
+    "vision.output": _LINEAR,
+    "vision.mlp": ("fc0", "fc1", "bias0", "bias1"),
+    "vision.project": ("w0", "w1", "norm_weight"),
+    "embed.tokens": ("weight",),
+    "norm.rms": ("weight",),
+    "residual.mix": ("norm_weight", "proj"),
+    "residual.coefficients": ("fn", "base", "scale"),
+    "mlp.dense": _MLP,
+    "mla.query": _LINEAR,
+    "mla.latent": _LINEAR,
+    "mla.absorb": ("weight",),
+    "mla.expand": _LINEAR,
+    "mla.value": ("weight",),
+    "mla.gate": _LINEAR,
+    "mla.output": ("weight",),
+    "dsa.index_query": _LINEAR,
+    "dsa.index_weights": ("weight",),
+    "dsa.index_key": ("weight", "norm_weight", "norm_bias"),
+    "dsa.pool_key": ("ape",),
+    "kda.project": _LINEAR,
+    "kda.conv": ("weight",),
+    "kda.gates": ("a_log", "dt_bias"),
+    "kda.output": ("norm_weight", "weight"),
+    "moe.scores": ("weight",),
+    "moe.route": ("bias",),
+    "moe.down": _LINEAR,
+    "moe.convert": ("packed", "scale"),
+    "moe.experts": ("w1", "w3", "w2", "w1_scale", "w3_scale", "w2_scale"),
+    "moe.up": _LINEAR,
+    "moe.shared": _MLP,
+    "head.logits": _LINEAR,
+}
+
+__all__ = ["FORMS", "TABLE", "WEIGHTS", "strict_sums"]
