@@ -57,7 +57,10 @@
 
   document.querySelectorAll("table").forEach(sortable);
   document.querySelectorAll("table[data-filter]").forEach(chips);
-  const open = () => { const e = document.getElementById(location.hash.slice(1)); if (e && e.tagName === "DETAILS") e.open = true; };
+  const open = () => {
+    let e = document.getElementById(location.hash.slice(1));
+    for (; e; e = e.parentElement) if (e.tagName === "DETAILS") e.open = true;
+  };
   addEventListener("hashchange", open);
   open();
   addEventListener("beforeprint", () => document.querySelectorAll("details.chart, details.finding").forEach((d) => { d.open = true; }));
