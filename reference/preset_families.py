@@ -81,4 +81,40 @@ def glm_5(name: str) -> JsonFiles:
     return _files({**architecture, **_DEEPSEEK, **_INDEXER, **own})
 
 
-FAMILY_PRESETS = {"tiny-deepseek-v3.2": deepseek_v32, "tiny-glm-5": glm_5}
+def kimi_linear(name: str) -> JsonFiles:
+    """Softplus decay and low-rank output gate; full attention without rotation, queries without a latent."""
+    own = {
+        "num_hidden_layers": 8,
+        "model_max_length": 8192,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 16,
+        "mla_use_nope": True,
+        "linear_attn_config": {
+            "kda_layers": [1, 2, 3, 5, 6, 7],
+            "full_attn_layers": [4, 8],
+            "head_dim": 16,
+            "num_heads": 4,
+            "short_conv_kernel_size": 4,
+        },
+        "num_experts": 16,
+        "num_experts_per_token": 4,
+        "num_shared_experts": 1,
+        "num_expert_group": 1,
+        "topk_group": 1,
+        "moe_renormalize": True,
+        "moe_router_activation_func": "sigmoid",
+        "routed_scaling_factor": 2.446,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "use_grouped_topk": True,
+    }
+    architecture = {"model_type": "kimi_linear", "architectures": ["KimiLinearForCausalLM"], "name": name}
+    return _files({**architecture, **_SIZES, **IDS, "dtype": "bfloat16", **own})
+
+
+FAMILY_PRESETS = {
+    "tiny-deepseek-v3.2": deepseek_v32,
+    "tiny-glm-5": glm_5,
+    "tiny-kimi-linear": kimi_linear,
+}

@@ -24,7 +24,8 @@ from safetensors.torch import save_file
 from reference.config import ModelConfig
 from reference.errors import CheckpointError
 from reference.families import read_config, read_config_and_rest
-from reference.tensors import Stored, canonical_name, expected_tensors, stored_name
+from reference.names import canonical_name, stored_name, stored_shape
+from reference.tensors import Stored, expected_tensors
 
 __all__ = [
     "Checkpoint",
@@ -274,7 +275,10 @@ def write_checkpoint(
     work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         family = json_files.get("config.json", {}).get("model_type", "kimi_k3")
-        named = ((stored_name(name, family=family), tensor) for name, tensor in tensors)
+        named = (
+            (stored_name(name, family=family), tensor.reshape(stored_shape(name, tuple(tensor.shape), family=family)))
+            for name, tensor in tensors
+        )
         weight_map, total = _write_shards(work, named, shard_bytes)
         files = {
             **json_files,

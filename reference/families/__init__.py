@@ -9,7 +9,7 @@ from reference.config import ModelConfig
 from reference.errors import CheckpointError
 from reference.families.deepseek import deepseek_v3, deepseek_v32, glm_moe_dsa
 from reference.families.keys import Keys
-from reference.families.kimi_k3 import kimi_k3
+from reference.families.kimi_k3 import kimi_k3, kimi_linear
 from reference.families.parts import SPECIAL_TEXTS
 
 __all__ = ["READERS", "SPECIAL_TEXTS", "read_config", "read_config_and_rest"]
@@ -20,6 +20,7 @@ READERS: dict[str, Reader] = {
     "deepseek_v32": deepseek_v32,
     "glm_moe_dsa": glm_moe_dsa,
     "kimi_k3": kimi_k3,
+    "kimi_linear": kimi_linear,
 }
 
 

@@ -7,34 +7,50 @@ from typing import Any
 from reference.config import Activation, Index, Kda, LayerKind, Mla, ModelConfig, Moe, Residual, Rope, Vision
 from reference.errors import CheckpointError
 from reference.families.keys import Keys
-from reference.families.parts import rope, tokens
+from reference.families.parts import SPARSE, leading_dense, must_be, rope, tokens
 
 
 def kimi_k3(keys: Keys, preprocessor: dict[str, Any], tokenizer: dict[str, Any]) -> ModelConfig:
-    """Kimi K3 (model.md 1.1 and 4), and compositions of it with an indexer and rotary embedding."""
+    """Kimi K3 (model.md 1.1 and 4): the text model inside `text_config`, a vision tower beside it."""
     text = keys.part("text_config")
+    vision = _moonvit(keys.part("vision_config", optional=True), preprocessor)
+    return _model(keys, text, tokenizer, vision=vision, first_dense=0)
+
+
+def kimi_linear(keys: Keys, preprocessor: dict[str, Any], tokenizer: dict[str, Any]) -> ModelConfig:
+    """Kimi Linear: the same keys at the top level; softplus decay, low-rank output gate, queries without a latent."""
+    for key in ("linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim", "qk_head_dim", "pretraining_tp"):
+        keys.used.add(key)  # what transformers adds says again what linear_attn_config says
+    keys.used.add("output_router_logits")
+    must_be(keys, "attention_bias", False)
+    return _model(keys, keys, tokenizer, vision=None, first_dense=1)
+
+
+def _model(
+    keys: Keys, text: Keys, tokenizer: dict[str, Any], *, vision: Vision | None, first_dense: int
+) -> ModelConfig:
     linear = text.part("linear_attn_config")
     layers = _layer_kinds(text, linear)
     nope = text.flag("mla_use_nope", True)
     rope_dims = text.integer("qk_rope_head_dim")
-    attention = _full_attention(text, rope_dims)
     block = text.integer("attn_res_block_size", None)
     linear_beta = text.number("activation_situ_linear_beta", None)
+    must_be(text, "hidden_act", "silu", "situ")
     situ = text.text("hidden_act", "silu") == "situ"
     if text.data.get("num_nextn_predict_layers") == 0:  # any other number stays among the unknown keys
         text.used.add("num_nextn_predict_layers")
     return ModelConfig(
-        name=keys.text("name", "kimi_k3"),
+        name=keys.text("name", keys.text("model_type")),
         hidden=text.integer("hidden_size"),
         layers=layers,
         vocab=text.integer("vocab_size"),
         max_positions=text.integer("max_position_embeddings", text.integer("model_max_length", 0)),
         mlp_width=text.integer("intermediate_size"),
-        mla=attention,
+        mla=_full_attention(text, rope_dims),
         index=_index(text, 0 if nope else rope_dims),
         kda=_kda(linear),
-        moe=_kimi_moe(text),
-        vision=_moonvit(keys.part("vision_config", optional=True), preprocessor),
+        moe=_kimi_moe(text, layers=len(layers), first_dense=first_dense),
+        vision=vision,
         residual=Residual() if block is None else Residual("attention", block=block),
         activation=Activation("situ", text.number("activation_situ_beta", 1.0), linear_beta) if situ else Activation(),
         rope=Rope() if nope else rope(text),
@@ -52,11 +68,18 @@ def _layer_kinds(text: Keys, linear: Keys) -> tuple[LayerKind, ...]:
     if sorted(kda + full) != list(range(1, count + 1)):
         raise CheckpointError(
             f"kda_layers and full_attn_layers together must name each of the layers 1 to {count} once",
-            where="config.json: text_config.linear_attn_config",
+            where=f"config.json: {linear.path}",
+        )
+    names = ["linear_attention" if n in set(kda) else "full_attention" for n in range(1, count + 1)]
+    if text.value("layer_types", list, names) != names:
+        raise CheckpointError(
+            "layer_types contradicts kda_layers and full_attn_layers, which count from 1",
+            where=f"config.json: {linear.path}",
+            todo="make the two lists say the same",
         )
     has_index = text.integer("index_topk", None) is not None
     types = text.value("indexer_types", list, ["full" if has_index else "none"] * count)
-    kinds: dict[str, LayerKind] = {"full": "dsa", "shared": "dsa_shared", "none": "mla"}
+    kinds: dict[str, LayerKind] = {**SPARSE, "none": "mla"}
     if len(types) != count or not set(types) <= set(kinds):
         raise CheckpointError(
             f"indexer_types must hold {count} of {', '.join(kinds)}", where="config.json: text_config.indexer_types"
@@ -103,7 +126,7 @@ def _kda(linear: Keys) -> Kda:
     )
 
 
-def _kimi_moe(text: Keys) -> Moe | None:
+def _kimi_moe(text: Keys, *, layers: int, first_dense: int) -> Moe | None:
     experts = text.integer("num_experts", None)
     if experts is None:
         return None
@@ -133,7 +156,7 @@ def _kimi_moe(text: Keys) -> Moe | None:
         scoring=text.text("moe_router_activation_func", "sigmoid"),
         latent=text.integer("routed_expert_hidden_size", None),
         latent_norm=text.flag("latent_moe_use_norm", False),
-        first_dense=text.integer("first_k_dense_replace", 0),
+        first_dense=leading_dense(text, layers=layers, default=first_dense),
         frequency=text.integer("moe_layer_freq", 1),
         packed=packed,
     )

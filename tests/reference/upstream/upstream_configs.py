@@ -65,6 +65,32 @@ def glm_5() -> Any:
     )
 
 
+def kimi_linear() -> Any:
+    from transformers import KimiLinearConfig
+
+    linear = {
+        "kda_layers": [1, 2, 3, 5],  # counted from 1; the default schedule of the class counts otherwise
+        "full_attn_layers": [4, 6],
+        "head_dim": 16,
+        "num_heads": 4,
+        "short_conv_kernel_size": 4,
+    }
+    return KimiLinearConfig(
+        **COMMON,
+        num_hidden_layers=6,
+        num_experts=8,
+        num_experts_per_token=2,
+        num_shared_experts=1,
+        q_lora_rank=None,
+        qk_rope_head_dim=8,
+        first_k_dense_replace=1,
+        num_expert_group=2,
+        topk_group=1,
+        model_max_length=512,
+        linear_attn_config=linear,
+    )
+
+
 def _causal() -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -74,6 +100,7 @@ def _causal() -> Any:
 FAMILIES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "deepseek-v3.2": (deepseek_v32, _causal),
     "glm-5": (glm_5, _causal),
+    "kimi-linear": (kimi_linear, _causal),
 }
 
 
