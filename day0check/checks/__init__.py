@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 
-from day0check.checks import candidate, choose, compute, exact, logits, move, propagated
+from day0check.checks import candidate, choose, compute, coverage, exact, logits, move, propagated, repeat
 from day0check.checks.evidence import Answer, Evidence, answer, read_evidence
 from day0check.types import RunCase
 
@@ -16,10 +17,12 @@ CHECKS: dict[str, ModuleType] = {
     "compute": compute,
     "propagated": propagated,
     "logits": logits,
+    "repeat": repeat,
 }
+RUN_CHECKS: dict[str, ModuleType] = {"coverage": coverage}  # asked once, about all cases of a run together
 _OPERATOR_CHECKS = ("candidate", "exact", "move", "choose", "compute")
 
-__all__ = ["CHECKS", "Answer", "Evidence", "checks_of", "judge_case", "read_evidence"]
+__all__ = ["CHECKS", "RUN_CHECKS", "Answer", "Evidence", "checks_of", "judge_case", "judge_run", "read_evidence"]
 
 
 def checks_of(case: RunCase) -> tuple[str, ...]:
@@ -36,3 +39,9 @@ def judge_case(evidence: Evidence) -> tuple[Answer, ...]:
         else answer(name, evidence, "not_run", "there is no check of this name")
         for name in checks_of(evidence.case)
     )
+
+
+def judge_run(evidence: Sequence[Evidence]) -> tuple[Answer, ...]:
+    """The answers of the checks on a whole run; a check that has nothing to ask of this run gives none."""
+    answers = (check.judge_run(evidence) for check in RUN_CHECKS.values())
+    return tuple(a for a in answers if a is not None)

@@ -57,6 +57,7 @@ def _death(evidence: Evidence, status: str, message: str) -> Finding:
             "last": {k: last[k] for k in ("phase", "step", "tap") if k in last},
             "passed_before": len(measured),
             "last_passed": _last(measured),
+            "printed_last": list(evidence.run.get("output", ())),
         },
     )
 

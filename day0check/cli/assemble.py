@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from day0check.baseline import load_shape
-from day0check.checks import checks_of, judge_case, read_evidence
+from day0check.checks import Evidence, checks_of, judge_case, judge_run, read_evidence
 from day0check.errors import Day0Error, InputError
 from day0check.gate import Scene
 from day0check.types import CheckOutcome, Finding, NotRun
@@ -44,6 +44,7 @@ def judge(
     outcomes: list[CheckOutcome] = []
     findings: list[Finding] = []
     local, net, expected = {}, {}, []
+    every: list[Evidence] = []
     for result in results:
         case = result.case
         try:
@@ -53,9 +54,13 @@ def judge(
             raise Day0Error(cause.what, where=cause.where, todo=cause.todo) from cause
         local[case.id], net[case.id] = evidence.measures, evidence.net or ()
         expected += [(case.id, check) for check in checks_of(case)]
+        every.append(evidence)
         for answer in judge_case(evidence):
             outcomes.append(answer.outcome)
             findings += [_with_case(f, case.id) for f in answer.findings]
+    for answer in judge_run(every):
+        outcomes.append(answer.outcome)
+        findings += answer.findings
     scene = Scene(
         model=model,
         profile=profile,

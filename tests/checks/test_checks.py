@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from day0check.checks import CHECKS, Evidence, checks_of, judge_case, read_evidence
+from day0check.checks import CHECKS, Evidence, checks_of, judge_case, judge_run, read_evidence
 from day0check.compare.locate import first_fault
 from day0check.snapshot import case_directory
 from day0check.types import Measure, Outputs, Request, RunCase, Schedule, ScheduleEvent, Turn, to_json
@@ -36,7 +36,9 @@ NET = (
     dataclasses.replace(measure("compute"), tap="layers.01.residual.add.mlp", operator="residual.add", kind="exact"),
     dataclasses.replace(measure("compute"), tap="head.logits", operator="head.logits", layer=None, order=99),
 )
-HEALTHY = Evidence(CASE, CONFIG, "bf16", {"status": "finished"}, tuple(map(measure, KINDS)), NET, GOOD)
+HEALTHY = Evidence(
+    CASE, CONFIG, "bf16", {"status": "finished", "repeat_equal": True}, tuple(map(measure, KINDS)), NET, GOOD
+)
 
 
 def statuses(evidence: Evidence) -> dict[str, str]:
@@ -48,7 +50,7 @@ def test_every_check_asks_one_question_and_fails_closed(name):
     """Would catch a new check that passes on no evidence at all, or that has no sentence for the report."""
     module = CHECKS[name]
     assert module.QUESTION.endswith("?")
-    empty = dataclasses.replace(HEALTHY, measures=(), net=None, outputs=None)
+    empty = dataclasses.replace(HEALTHY, run={"status": "finished"}, measures=(), net=None, outputs=None)
     answer = module.judge(empty)
     assert answer.outcome.status != "passed"
     assert answer.outcome.summary
@@ -177,7 +179,8 @@ def write(directory: Path, **files: Any) -> None:
 def test_evidence_is_read_from_the_directories_of_a_run(tmp_path):
     """Would catch a reader and a worker that disagree, and a failed reference pass whose lines are trusted."""
     candidate, reference = (case_directory(tmp_path, "text/x", role) for role in ("candidate", "reference"))
-    write(candidate, run={"status": "finished", "capabilities": ["taps"]}, outputs=GOOD, measures=HEALTHY.measures)
+    run = {**HEALTHY.run, "capabilities": ["taps"]}
+    write(candidate, run=run, outputs=GOOD, measures=HEALTHY.measures)
     evidence = read_evidence(tmp_path, CASE, config=CONFIG, profile="bf16")
     assert evidence.net is None
     assert "not run" in evidence.net_reason
@@ -189,3 +192,26 @@ def test_evidence_is_read_from_the_directories_of_a_run(tmp_path):
     evidence = read_evidence(tmp_path, CASE, config=CONFIG, profile="bf16")
     assert evidence.net is None
     assert "out of memory" in evidence.net_reason
+
+
+def test_other_tokens_in_the_repeat_are_a_warning():
+    """Would catch a candidate that does not repeat itself, or that observing changes, passing without a word."""
+    (answer,) = [
+        a
+        for a in judge_case(dataclasses.replace(HEALTHY, run={**HEALTHY.run, "repeat_equal": False}))
+        if a.outcome.name == "repeat"
+    ]
+    assert [f.severity for f in answer.findings] == ["warning"]
+    assert "second, unobserved run" in answer.findings[0].message
+
+
+def test_a_replaced_operator_that_no_case_judges_is_named():
+    """Would catch a green verdict on an operators file whose kernel was never called."""
+    assert judge_run((HEALTHY,)) == ()
+    judged = dataclasses.replace(HEALTHY, run={**HEALTHY.run, "replaced": ["dsa.score", "kv"]})
+    assert [a.outcome.status for a in judge_run((judged,))] == ["passed"]
+    idle = dataclasses.replace(HEALTHY, run={**HEALTHY.run, "replaced": ["dsa.score", "mla.merge"]})
+    (answer,) = judge_run((judged, idle))
+    assert answer.outcome.status == "not_run"
+    assert "mla.merge" in answer.outcome.summary
+    assert "dsa.score" not in answer.outcome.summary
