@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import ModuleType
 
-from day0check.checks import candidate, choose, compute, coverage, exact, logits, move, propagated, repeat
+from day0check.checks import (
+    candidate,
+    choose,
+    compute,
+    coverage,
+    exact,
+    logits,
+    move,
+    parameters,
+    propagated,
+    repeat,
+)
 from day0check.checks.evidence import Answer, Evidence, answer, read_evidence
 from day0check.types import RunCase
 
 CHECKS: dict[str, ModuleType] = {
     "candidate": candidate,
+    "parameters": parameters,
     "exact": exact,
     "move": move,
     "choose": choose,

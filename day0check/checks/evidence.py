@@ -22,8 +22,8 @@ class Evidence:
     """All that was recorded of one case.
 
     `run` is the candidate's run.json; `measures` its local replay; `net` the propagated comparison, or None when the
-    reference pass did not finish, and then `net_reason` says why; `capabilities` are those of the backend, and an
-    empty set means that they are not known.
+    reference pass did not finish, and then `net_reason` says why; `parameters` the comparison of weights and settings,
+    None where there was none; `capabilities` are those of the backend, and an empty set means that they are not known.
     """
 
     case: RunCase
@@ -36,6 +36,7 @@ class Evidence:
     capabilities: frozenset[str] = frozenset()
     net_reason: str = ""
     notes: tuple[str, ...] = ()
+    parameters: tuple[Measure, ...] | None = None
 
     @property
     def finished(self) -> bool:
@@ -59,6 +60,7 @@ def read_evidence(
     """The evidence of `case` under the output directory `root`. Raises InputError for files that cannot be read."""
     snapshot = Snapshot(case_directory(root, case.id, "candidate"))
     net, reason, notes = _read_net(case_directory(root, case.id, "reference"))
+    parameters = _read_parameters(case_directory(root, case.id, "reference"), notes)
     return Evidence(
         case=case,
         config=config,
@@ -70,7 +72,13 @@ def read_evidence(
         capabilities=capabilities or frozenset(snapshot.run.get("capabilities") or ()),
         net_reason=reason,
         notes=(*snapshot.notes, *notes),
+        parameters=parameters,
     )
+
+
+def _read_parameters(directory: Path, notes: list[str]) -> tuple[Measure, ...] | None:
+    path = directory / "parameters.jsonl"
+    return read_measures(path, notes) if path.is_file() else None
 
 
 def _read_net(directory: Path) -> tuple[tuple[Measure, ...] | None, str, list[str]]:

@@ -12,7 +12,8 @@ from day0check.types import Finding, Measure, finding_id
 if TYPE_CHECKING:
     from reference.config import ModelConfig
 
-LOCAL = ("exact", "move", "choose", "compute")  # order of accusation among items of one call (method.md, 7)
+# order of accusation among items of one call (method.md, 7); with other weights no result can be right
+LOCAL = ("parameters", "exact", "move", "choose", "compute")
 NET = ("propagated", "logits")
 ORDER = (*LOCAL, "candidate", *NET)
 _LISTED = 16  # taps named in the evidence of one finding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -77,12 +78,21 @@ def written_arguments() -> dict[str, frozenset[str]]:
     return _arguments(lambda c: _with_position(c, set(c.mutates)))
 
 
+@functools.lru_cache(maxsize=1)
+def known_weights() -> Any:
+    """The weights that this process has digested: a model is loaded once and runs many cases."""
+    from day0check.compare.parameters import KnownWeights
+
+    return KnownWeights()
+
+
 class Observation:
     """The observers of one case and the files that they write into `directory`."""
 
     def __init__(self, job: Job, directory: Path) -> None:
         self.measures = Lines(directory / "measures.jsonl")
         self.digests: Lines | None = None
+        self.parameters: Lines | None = None
         self.capture: Capture | None = None
         self.provenance = Provenance(
             lambda line: self.measures.write(line), memory=memory_arguments(), mutates=written_arguments()
@@ -93,11 +103,14 @@ class Observation:
             observers.append(Digests(lambda line: self.digests.write(line)))
         else:
             from day0check.compare.local import Judge
+            from day0check.compare.parameters import ParametersRecorder
             from day0check.contracts.profiles import PROFILES
 
             net = None if job.mode == "full" else {c.name for c in CONTRACTS.values() if c.net}
             self.capture = Capture(directory, net, byte_cap=job.byte_cap, mode=job.mode)
-            observers += [self.provenance, Judge(PROFILES[job.profile], self._measure), self.capture]
+            self.parameters = Lines(directory / "parameters.jsonl")
+            parameters = ParametersRecorder(lambda found: self.parameters.write(to_json(found)), known_weights())
+            observers += [self.provenance, parameters, Judge(PROFILES[job.profile], self._measure), self.capture]
         self.observers = tuple(Guard(observer) for observer in observers)
 
     def _measure(self, measure: Measure) -> None:
@@ -111,5 +124,6 @@ class Observation:
 
     def close(self) -> None:
         self.measures.close()
-        if self.digests is not None:
-            self.digests.close()
+        for lines in (self.digests, self.parameters):
+            if lines is not None:
+                lines.close()

@@ -6,10 +6,11 @@ import json
 import time
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 from day0check.probe.records import Lines, RecordError, replace_bytes
 from day0check.snapshot import Snapshot, case_directory
-from day0check.types import RunCase, to_json
+from day0check.types import Measure, RunCase, to_json
 from day0check.worker.candidate import describe, peak_rss, reset_peak_rss
 from day0check.worker.job import Job, RunRecord, write_record
 
@@ -25,7 +26,8 @@ def run_reference(job: Job, events: Lines, ids: Iterable[str]) -> None:
 
 
 def compare(job: Job, case: RunCase) -> RunRecord:
-    """Writes net.jsonl of one case; a comparison that raises is recorded as failed, which no check takes for a pass."""
+    """Writes net.jsonl and parameters.jsonl of one case; a comparison that raises is recorded as failed, which no check
+    takes for a pass."""
     from day0check.compare.propagated import compare_case
 
     directory = case_directory(job.out, case.id, "reference")
@@ -35,12 +37,26 @@ def compare(job: Job, case: RunCase) -> RunRecord:
     status, message = "finished", ""
     try:
         candidate = Snapshot(case_directory(job.out, case.id, "candidate"))
-        measures = compare_case(job.model_dir, job.profile, case, candidate)
-        lines = "".join(json.dumps(to_json(m), allow_nan=False) + "\n" for m in measures)
-        replace_bytes(directory / "net.jsonl", lines.encode())
+        _parameters(job, candidate.directory, directory)
+        _write(directory / "net.jsonl", compare_case(job.model_dir, job.profile, case, candidate))
     except RecordError:
         raise
     except Exception as error:
         traceback.print_exc()
         status, message = "failed", describe(error)
     return RunRecord(status, message, seconds=time.perf_counter() - begin, peak_rss_bytes=peak_rss())
+
+
+def _parameters(job: Job, candidate: Path, reference: Path) -> None:
+    """Compares what the candidate recorded of weights and settings, where it recorded any."""
+    if not (candidate / "parameters.jsonl").is_file():
+        return
+    from day0check.compare.checkpoint_parameters import compare_parameters
+    from day0check.compare.parameters import read_recorded
+
+    recorded = read_recorded(candidate / "parameters.jsonl")
+    _write(reference / "parameters.jsonl", compare_parameters(job.model_dir, job.profile, recorded))
+
+
+def _write(path: Path, measures: Iterable[Measure]) -> None:
+    replace_bytes(path, "".join(json.dumps(to_json(m), allow_nan=False) + "\n" for m in measures).encode())

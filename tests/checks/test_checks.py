@@ -37,7 +37,14 @@ NET = (
     dataclasses.replace(measure("compute"), tap="head.logits", operator="head.logits", layer=None, order=99),
 )
 HEALTHY = Evidence(
-    CASE, CONFIG, "bf16", {"status": "finished", "repeat_equal": True}, tuple(map(measure, KINDS)), NET, GOOD
+    CASE,
+    CONFIG,
+    "bf16",
+    {"status": "finished", "repeat_equal": True},
+    tuple(map(measure, KINDS)),
+    NET,
+    GOOD,
+    parameters=(measure("exact"),),
 )
 
 
@@ -50,7 +57,8 @@ def test_every_check_asks_one_question_and_fails_closed(name):
     """Would catch a new check that passes on no evidence at all, or that has no sentence for the report."""
     module = CHECKS[name]
     assert module.QUESTION.endswith("?")
-    empty = dataclasses.replace(HEALTHY, run={"status": "finished"}, measures=(), net=None, outputs=None)
+    run = {"status": "finished"}
+    empty = dataclasses.replace(HEALTHY, run=run, measures=(), net=None, outputs=None, parameters=None)
     answer = module.judge(empty)
     assert answer.outcome.status != "passed"
     assert answer.outcome.summary
@@ -120,6 +128,25 @@ def test_a_dead_candidate_is_a_finding_with_its_last_operator(status, words):
     assert first_fault(answers["candidate"].findings) is found
 
 
+def test_other_weights_are_accused_before_the_results_of_the_same_call():
+    """Would catch an operator that is sent to be repaired when it was given the weights of another model."""
+    other = measure(
+        "compute", passed=False, failing="different", statistics={"different": 1.0}, pattern="other weight: w"
+    )
+    late = wrong("compute")
+    evidence = dataclasses.replace(HEALTHY, measures=(*HEALTHY.measures, late), parameters=(other,))
+    found = [f for a in judge_case(evidence) for f in a.findings]
+    assert {f.check for f in found} == {"parameters", "compute"}
+    assert first_fault(found).check == "parameters"
+    for reason, run in (
+        ("never compared", {}),
+        ("could not run", {"status": "unavailable", "message": "could not run"}),
+    ):
+        unknown = dataclasses.replace(HEALTHY, parameters=None, net_reason=reason, run={**HEALTHY.run, **run})
+        (answer,) = [a for a in judge_case(unknown) if a.outcome.name == "parameters"]
+        assert (answer.outcome.status, reason in answer.outcome.summary) == ("not_run", True)
+
+
 def test_an_unavailable_candidate_is_not_run():
     """Would catch a device that is not there being called a fault, or a pass."""
     run = {"status": "unavailable", "message": "no such device"}
@@ -185,7 +212,7 @@ def test_evidence_is_read_from_the_directories_of_a_run(tmp_path):
     assert evidence.net is None
     assert "not run" in evidence.net_reason
     assert evidence.capabilities == {"taps"}
-    write(reference, run={"status": "finished"}, net=NET)
+    write(reference, run={"status": "finished"}, net=NET, parameters=HEALTHY.parameters)
     evidence = read_evidence(tmp_path, CASE, config=CONFIG, profile="bf16")
     assert set(statuses(evidence).values()) == {"passed"}
     (reference / "run.json").write_text('{"status": "failed", "message": "out of memory"}')
