@@ -172,24 +172,15 @@ def _sparse(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
 
 def _dense(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
     """Attention of absorbed queries [rows, H, c + dr] on every latent of the row's request: [rows, H, c]."""
-    batch = step.batch
-    keys = at(
-        "kv.gather",
-        step.caches.kv[layer],
-        row_map=batch.requests,
-        table=batch.table,
-        owner=batch.every,
-        indices=batch.history,
-    ).unsqueeze(2)
-    return at(
-        "mla.attention",
-        q,
-        keys=keys,
-        values=keys[..., : step.config.mla.kv_lora],
-        owner=batch.owner,
-        visible=batch.visible,
-        scale=step.config.softmax_scale(),
-    )
+    batch, pool, width = step.batch, step.caches.kv[layer], step.config.mla.kv_lora
+    if "kv.gather" in step.caller.covers("mla.attention"):
+        keys = {"pool": pool, "table": batch.table, "value_width": width}
+    else:
+        where = {"table": batch.table, "owner": batch.every, "indices": batch.history}
+        gathered = at("kv.gather", pool, row_map=batch.requests, **where).unsqueeze(2)
+        keys = {"keys": gathered, "values": gathered[..., :width]}
+    scale = step.config.softmax_scale()
+    return at("mla.attention", q, **keys, owner=batch.owner, visible=batch.visible, scale=scale)
 
 
 def feed_forward(step: Step, at: Here, x: Tensor, p: w.Mlp | w.Moe) -> Tensor:

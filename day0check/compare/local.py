@@ -30,7 +30,9 @@ from day0check.types import Measure
 
 POOLED_STEPS = 32
 POOLED_BYTES = 256 * 2**20
-GATHERED = ("pool", "table", "owner", "indices")  # what a fused kernel gets in place of keys and valid
+# What a fused kernel gets in place of gathered keys: those that it picks, or all of a request (values are columns).
+PICKED = ("pool", "table", "owner", "indices")
+HISTORY = ("pool", "table", "value_width")
 RAISED = Judgement(
     0, 0, {"raised": 1.0}, {"raised": 0.0}, "raised", pattern="raised", message="the operator raised an error"
 )
@@ -249,15 +251,37 @@ def _uncovered(contract: Contract, kwargs: dict[str, Any]) -> dict[str, Any]:
     names = {a.name for a in contract.args}
     if "pool" in names or "pool" not in kwargs:
         return kwargs
-    if not {"keys", "valid"} <= names or not set(GATHERED) <= set(kwargs):
-        raise ValueError(f"{contract.name} with a pool needs {', '.join(GATHERED)} in place of keys and valid")
+    if {"keys", "valid"} <= names:
+        form, gathered_to = PICKED, "keys and valid"
+    elif {"keys", "values", "owner", "visible"} <= names:
+        form, gathered_to = HISTORY, "keys and values"
+    else:
+        raise ValueError(f"{contract.name} cannot be replayed with a pool")
+    if not {*form, *(names & {"owner", "visible"})} <= set(kwargs):
+        raise ValueError(f"{contract.name} with a pool needs {', '.join(form)} in place of {gathered_to}")
+    plain = {name: value for name, value in kwargs.items() if name not in form}
+    return plain | (_picked(kwargs) if form is PICKED else _history(kwargs))
+
+
+def _picked(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """keys [rows, k, width] and valid [rows, k] at the `indices` of each row."""
     from reference.cache import gather
 
-    plain = {name: value for name, value in kwargs.items() if name not in GATHERED}
-    gathered = logical({name: kwargs[name] for name in GATHERED})
-    plain["keys"] = gather(gathered.pop("pool"), **gathered)
-    plain["valid"] = kwargs["indices"] >= 0
-    return plain
+    gathered = logical({name: kwargs[name] for name in PICKED})
+    return {"keys": gather(gathered.pop("pool"), **gathered), "valid": kwargs["indices"] >= 0}
+
+
+def _history(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """keys [batch, n, 1, width] and values, their first `value_width` columns, of every position that any row sees."""
+    from reference.cache import gather
+
+    table, visible = kwargs["table"], kwargs["visible"]
+    count = int(visible.max().clamp(min=0)) if visible.numel() else 0
+    every = torch.arange(table.shape[0], device=table.device)
+    history = torch.arange(count, device=table.device).expand(table.shape[0], count)
+    pool = logical({"pool": kwargs["pool"], "table": table})
+    keys = gather(pool["pool"], table=pool["table"], owner=every, indices=history).unsqueeze(2)
+    return {"keys": keys, "values": keys[..., : kwargs["value_width"]]}
 
 
 def _rows_that_count(calls: list[Seen], replay: Replay) -> torch.Tensor | None:

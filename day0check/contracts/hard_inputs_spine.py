@@ -57,7 +57,7 @@ def _mix(d: Draw, name: str) -> Arguments:
 
 def _store(d: Draw, name: str) -> Arguments:
     bank = d.act(4, ROWS, 64)
-    return bank, {"value": d.act(ROWS, 64), "slot": 3}
+    return bank, {"value": d.act(ROWS, 64), "slot": 0 if name == "first_slot" else len(bank) - 1}
 
 
 def _coefficients(d: Draw, name: str) -> Arguments:
@@ -74,14 +74,14 @@ def _coefficients(d: Draw, name: str) -> Arguments:
 
 
 def _collapse(d: Draw, name: str) -> Arguments:
-    return d.act(ROWS, 4, 32), {"pre": torch.sigmoid(d.float32(ROWS, 4))}
+    return d.act(ROWS, 4, 32), {"pre": torch.sigmoid(d.raw(ROWS, 4)).to(d.device)}
 
 
 def _update(d: Draw, name: str) -> Arguments:
     return d.act(ROWS, 4, 32), {
         "output": d.act(ROWS, 32),
-        "post": 2 * torch.sigmoid(d.float32(ROWS, 4)),
-        "comb": torch.softmax(d.float32(ROWS, 4, 4), -1),
+        "post": (2 * torch.sigmoid(d.raw(ROWS, 4))).to(d.device),
+        "comb": torch.softmax(d.raw(ROWS, 4, 4), -1).to(d.device),
     }
 
 

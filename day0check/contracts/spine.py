@@ -94,7 +94,7 @@ CONTRACTS = (
         "reference.residual:store",
         mutates=("bank",),
         after="reference.residual:stored",
-        hard_inputs=("first_and_last_slot",),
+        hard_inputs=("first_slot", "last_slot"),
     ),
     Contract(
         "residual.coefficients",

@@ -220,3 +220,22 @@ def test_the_table_of_weights_is_that_of_the_contracts():
         if c.name not in STEP_DATA and c.name in TABLE
     }
     assert {name: set(names) for name, names in WEIGHTS.items()} == {n: set(w) for n, w in due.items() if w}
+
+
+def test_a_dense_fused_kernel_receives_pool_and_pages(tmp_path):
+    """Catches an engine that gathers for a dense kernel which covers the gather, and one whose replay is another."""
+    source = (
+        "@day0check.operator('mla.attention', covers=('kv.gather', 'mla.attention'))\n"
+        "def fused(q, *, pool, table, value_width, owner, visible, scale):\n"
+        "    keys = pool[table[owner]].flatten(1, 2).float()\n"
+        "    future = torch.arange(keys.shape[1]) >= visible[:, None]\n"
+        "    keys = keys.masked_fill(future[..., None], 0)\n"
+        "    s = torch.einsum('rhd,rkd->rhk', q.float(), keys) * scale\n"
+        "    p = s.masked_fill(future[:, None], float('-inf')).softmax(-1).to(q.dtype).float()\n"
+        "    return torch.einsum('rhk,rkd->rhd', p, keys[..., :value_width]).to(q.dtype)\n"
+    )
+    _, measures = judged(loaded(given(tmp_path, source)))
+    assert not [m for m in measures.values() if not m.passed]
+    dense = [m for m in measures.values() if m.operator == "mla.attention"]
+    assert {m.phase for m in dense} == {"prefill", "decode"}
+    assert not [m for m in measures.values() if m.operator == "kv.gather" and m.layer in {m.layer for m in dense}]

@@ -245,6 +245,29 @@ def test_a_fused_kernel_is_judged_as_the_composition():
     assert not fused_call(*call, fault=1.05).passed
 
 
+@pytest.mark.parametrize(("fault", "passed"), [(1.0, True), (1.05, False)])
+def test_a_dense_kernel_that_reads_the_pages_itself_is_judged_as_the_composition(fault, passed):
+    """Catches dense attention over pages that goes unjudged, and one that is judged on the keys of another request."""
+    d = Draw(6, torch.bfloat16)
+    pool, pages, visible = d.act(9, 16, 48), d.shuffled(9)[:6].reshape(2, 3), torch.arange(24) % 12 + 20
+
+    def fused(q, *, pool, table, value_width, owner, visible, scale):
+        rows = torch.arange(40).expand(2, 40)
+        keys = CONTRACTS["kv.gather"].function()(pool, table=table, owner=torch.arange(2), indices=rows).unsqueeze(2)
+        plain, values = CONTRACTS["mla.attention"].function(), keys[..., :value_width]
+        return plain(q, keys=keys, values=values, owner=owner, visible=visible, scale=scale * fault)
+
+    measures = []
+    recorder = Recorder([Judge(PROFILES["bf16"], measures.append)])
+    at = Caller(Operators({"mla.attention": fused}), recorder).at("layers.01")
+    owner = torch.arange(24) // 12
+    where = {"pool": pool, "table": pages, "value_width": 32}
+    with recorder.step("prefill", RowMap(("a", "b"), tuple(owner.tolist()), tuple(range(24))), 0):
+        at("mla.attention", d.act(24, 4, 48), **where, owner=owner, visible=visible, scale=0.15)
+    recorder.end_case()
+    assert (measures[-1].passed, measures[-1].not_judged) == (passed, "")
+
+
 def test_batch_shaped_results_and_padding_rows_have_their_addresses():
     """Catches a state fault blamed on a row number, and a padding row that is judged."""
     d = Draw(5, torch.bfloat16)

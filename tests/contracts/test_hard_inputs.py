@@ -61,6 +61,8 @@ def test_inputs_are_as_hard_as_their_names():
     codes = arguments("moe.convert", "every_code")["packed"]
     assert len(codes.unique()) == 256
     assert len(arguments("moe.convert", "every_scale")["scale"].unique()) > 100
+    stores = [arguments("residual.store", name) for name in ("first_slot", "last_slot")]
+    assert [(a["slot"], len(a["bank"])) for a in stores] == [(0, 4), (3, 4)]
     x = arguments("norm.rms", "small_norm_row")["x"].float()
     assert x.square().mean(-1).min() < 1e-5
 
