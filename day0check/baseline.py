@@ -49,7 +49,13 @@ class Sample:
     step: int
     rows: int
     seconds: float
+    waited_seconds: float
     machine_seconds: float
+
+    @property
+    def own_seconds(self) -> float:
+        """Without the time in which the machine worked for others."""
+        return max(self.seconds - self.waited_seconds, 1e-9)
 
 
 @dataclass(frozen=True)

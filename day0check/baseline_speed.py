@@ -1,9 +1,12 @@
 """Is a run slower than its baseline? Step by step against the same step, as a ratio of medians with an interval.
 
-Each sample is divided by the baseline's median of the same step, so that steps of different size pool. Beside the
-plain ratio stands one with the machine taken out (`machine_seconds` of `probe/timing.py`), so that a busy machine is
-not taken for a slow candidate. A slowdown fails when, with the machine taken out, the whole interval is past the limit
-and the effect exceeds the floor, and the clock on the wall does not say the opposite.
+Each sample is divided by the baseline's median of the same step, so that steps of different size pool. Three ratios
+(`probe/timing.py` says where the figures come from):
+- `wall`: of the clock on the wall, for people;
+- `fair`: without the time in which the processor was given to others;
+- `own`: that, in units of the machine's own speed during the run.
+A slowdown fails when the whole interval of `own` is past the limit, its effect exceeds the floor, and `fair` says the
+same at least in part. So neither a busy nor a slower machine is taken for a slow candidate.
 """
 
 from __future__ import annotations
@@ -17,110 +20,101 @@ from day0check.statistics import FEWEST_SAMPLES, Ratio, median, ratio_of_medians
 
 LIMIT = 1.10  # the whole interval must be past it
 FLOOR = 0.15  # and the ratio this far above 1
-WALL_FLOOR = 0.05  # and the plain ratio at least this far
+FAIR_FLOOR = 0.05  # and the ratio before the machine's speed is taken out at least this far
 OWN_SAMPLES = 16  # a case with so many steps of a phase is judged by itself, too
 ALL = "all cases"
 
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """One judgement. `what`: a case, or all cases; `own`: the ratio with the machine taken out.
+    """One judgement. `what`: a case, or all cases.
 
-    `verdict`: "passed", "failed", "straddles" (past the limit in part, or only on the wall), "too few".
+    `verdict`: "passed", "failed", "straddles" (past the limit in part, or by other clocks only), "too few".
     """
 
     what: str
     phase: str
     verdict: str
-    plain: Ratio | None = None
+    wall: Ratio | None = None
+    fair: Ratio | None = None
     own: Ratio | None = None
 
     def record(self) -> dict[str, Any]:
         row: dict[str, Any] = {"what": f"{self.phase} of {self.what}", "verdict": self.verdict, "limit": LIMIT}
-        row |= {"floor": FLOOR}
-        if self.plain is not None and self.own is not None:
-            row |= {"ratio": self.plain.value, "low": self.plain.low, "high": self.plain.high}
-            row |= {"own_ratio": self.own.value, "own_low": self.own.low, "own_high": self.own.high}
-            row |= {"samples": self.plain.samples}
+        row["floor"] = FLOOR
+        if self.wall is not None and self.fair is not None and self.own is not None:
+            row |= {"wall_ratio": self.wall.value, "fair_ratio": self.fair.value, "samples": self.own.samples}
+            row |= {"ratio": self.own.value, "low": self.own.low, "high": self.own.high}
         return row
 
 
 @dataclass(frozen=True)
 class _Shares:
-    """Samples as shares of the baseline's median of their step; `runs`: the median of each baseline run."""
+    """Samples of one clock as shares of the baseline's median of their step; `runs`: median of each baseline run."""
 
     now: tuple[float, ...] = ()
     then: tuple[float, ...] = ()
-    now_own: tuple[float, ...] = ()
-    then_own: tuple[float, ...] = ()
     runs: tuple[float, ...] = ()
 
     def __add__(self, other: _Shares) -> _Shares:
-        names = ("now", "then", "now_own", "then_own", "runs")
-        return _Shares(*(getattr(self, n) + getattr(other, n) for n in names))
+        return _Shares(self.now + other.now, self.then + other.then, self.runs + other.runs)
+
+    def ratio(self, *, one_case: bool) -> Ratio:
+        spread = spread_of_runs(self.runs) if one_case else 0.0
+        return ratio_of_medians(self.now, self.then).widened(spread)
+
+
+CLOCKS = ("wall", "fair", "own")
+_NONE = (_Shares(), _Shares(), _Shares())
 
 
 def speed_rows(pairs: Iterable[tuple[Entry, Entry]]) -> list[SpeedRow]:
     """A row per phase over all cases, and one per case with many steps of a phase. `pairs`: (baseline, run)."""
-    pooled: dict[str, _Shares] = {}
+    pooled: dict[str, tuple[_Shares, ...]] = {}
     rows = []
     for then, now in pairs:
         for phase in sorted({s.phase for t in then.runs for s in t.steps}):
-            shares = _shares(then, now, phase)
-            pooled[phase] = pooled.get(phase, _Shares()) + shares
-            if len(shares.now) >= OWN_SAMPLES:
+            shares = tuple(_shares(then, now, phase, clock) for clock in CLOCKS)
+            pooled[phase] = tuple(a + b for a, b in zip(pooled.get(phase, _NONE), shares, strict=True))
+            if len(shares[0].now) >= OWN_SAMPLES:
                 rows.append(judged(now.case, phase, shares))
     return [*(judged(ALL, phase, shares) for phase, shares in sorted(pooled.items())), *rows]
 
 
-def judged(what: str, phase: str, shares: _Shares) -> SpeedRow:
-    if len(shares.now) < FEWEST_SAMPLES:
+def judged(what: str, phase: str, shares: tuple[_Shares, ...]) -> SpeedRow:
+    if len(shares[0].now) < FEWEST_SAMPLES:
         return SpeedRow(what, phase, "too few")
-    spread = spread_of_runs(shares.runs) if what != ALL else 0.0
-    plain = ratio_of_medians(shares.now, shares.then).widened(spread)
-    own = ratio_of_medians(shares.now_own, shares.then_own).widened(spread)
-    return SpeedRow(what, phase, verdict_of(plain, own), plain, own)
+    wall, fair, own = (s.ratio(one_case=what != ALL) for s in shares)
+    return SpeedRow(what, phase, verdict_of(wall, fair, own), wall, fair, own)
 
 
-def verdict_of(plain: Ratio, own: Ratio) -> str:
+def verdict_of(wall: Ratio, fair: Ratio, own: Ratio) -> str:
     """ "failed", "straddles" or "passed": see the top of this file."""
     slower = own.low > LIMIT and own.value - 1 > FLOOR
-    if slower and plain.value - 1 > WALL_FLOOR:
+    if slower and fair.value - 1 > FAIR_FLOOR:
         return "failed"
-    if slower or (own.high > LIMIT and own.value - 1 > WALL_FLOOR) or plain.low > LIMIT:
-        return "straddles"
-    return "passed"
+    in_part = own.high > LIMIT and own.value - 1 > FAIR_FLOOR
+    return "straddles" if slower or in_part or fair.low > LIMIT or wall.low > LIMIT else "passed"
 
 
-def _shares(then: Entry, now: Entry, phase: str) -> _Shares:
+def _shares(then: Entry, now: Entry, phase: str, clock: str) -> _Shares:
     """Steps that both have, with the same rows; what only one has cannot be compared."""
-    machines = [machine_median(run) for run in then.runs]
     base: dict[tuple[int, int], list[float]] = {}
-    base_own: dict[tuple[int, int], list[float]] = {}
-    for run, machine in zip(then.runs, machines, strict=True):
-        for key, seconds in _steps(run, phase).items():
+    for run in then.runs:
+        for key, seconds in _steps(run, phase, clock).items():
             base.setdefault(key, []).append(seconds)
-            base_own.setdefault(key, []).append(seconds / (machine or 1.0))
-    middle = {k: median(v) for k, v in base.items()}
-    middle_own = {k: median(v) for k, v in base_own.items()}
-    fresh: dict[str, list[float]] = {"plain": [], "own": []}
-    for run in now.runs:
-        machine = machine_median(run) or 1.0
-        for key, seconds in _steps(run, phase).items():
-            if middle.get(key):
-                fresh["plain"].append(seconds / middle[key])
-                fresh["own"].append(seconds / machine / middle_own[key])
-    runs = [[s / middle[k] for k, s in _steps(run, phase).items() if middle.get(k)] for run in then.runs]
+    middle = {key: median(values) for key, values in base.items()}
+    fresh = [_steps(run, phase, clock) for run in now.runs]
+    runs = [[s / middle[k] for k, s in _steps(run, phase, clock).items()] for run in then.runs]
     return _Shares(
-        now=tuple(fresh["plain"]),
-        then=tuple(v / middle[k] for k, values in base.items() if middle[k] for v in values),
-        now_own=tuple(fresh["own"]),
-        then_own=tuple(v / middle_own[k] for k, values in base_own.items() if middle_own[k] for v in values),
+        now=tuple(s / middle[k] for steps in fresh for k, s in steps.items() if k in middle),
+        then=tuple(v / middle[k] for k, values in base.items() for v in values),
         runs=tuple(median(values) for values in runs if values),
     )
 
 
-def _steps(run: Times, phase: str) -> dict[tuple[int, int], float]:
-    """Seconds by (index of the step within the phase, rows)."""
+def _steps(run: Times, phase: str, clock: str) -> dict[tuple[int, int], float]:
+    """Figures of one clock by (index of the step within the phase, rows)."""
+    unit = machine_median(run) if clock == "own" else 1.0
     steps = [s for s in run.steps if s.phase == phase]
-    return {(i, s.rows): s.seconds for i, s in enumerate(steps)}
+    return {(i, s.rows): (s.seconds if clock == "wall" else s.own_seconds) / unit for i, s in enumerate(steps)}

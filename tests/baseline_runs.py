@@ -17,11 +17,13 @@ LIMITS = {"whole": 1.1, "row": 1.5}
 @dataclass(frozen=True)
 class Knobs:
     """`slow`: factor on every step. `noise`: spread of a step. `machine`: factor on everything, the machine's own work
-    too. `rule`: the digest of the selection changes though its scores do not. `scores`: they change both."""
+    too. `busy`: time given to others, as a factor. `rule`: the digest of the selection changes though its scores do
+    not. `scores`: they change both."""
 
     slow: float = 1.0
     noise: float = 0.04
     machine: float = 1.0
+    busy: float = 1.0
     rule: bool = False
     scores: bool = False
     whole: float = 0.71
@@ -58,12 +60,14 @@ def steps(knobs: Knobs, seed: int) -> list[dict]:
     for i in range(knobs.prefill_steps + knobs.decode_steps):
         phase, base = ("prefill", 0.2 + 0.05 * i) if i < knobs.prefill_steps else ("decode", 0.03)
         noise = [draw.lognormvariate(0, knobs.noise) for _ in range(2)]
+        own = base * knobs.slow * knobs.machine * noise[0]
         lines.append(
             {
                 "phase": phase,
                 "step": i,
                 "rows": 64 if phase == "prefill" else 1,
-                "seconds": base * knobs.slow * knobs.machine * noise[0],
+                "seconds": own * knobs.busy,
+                "waited_seconds": own * (knobs.busy - 1),
                 "machine_seconds": 0.0007 * knobs.machine * noise[1],
             }
         )
@@ -79,7 +83,7 @@ def write_run(folder: Path, knobs: Knobs = Knobs(), *, seed: int = 0, cases: tup
         (candidate / "measures.jsonl").write_text("".join(told))
         timed = [json.dumps(line) + "\n" for line in steps(knobs, seed * 100 + number)]
         (candidate / "timing.jsonl").write_text("".join(timed))
-        run = {"status": "finished", "peak_rss_bytes": knobs.peak_rss_bytes, "seconds": 1.0}
+        run = {"status": "finished", "repeat_equal": True, "peak_rss_bytes": knobs.peak_rss_bytes, "seconds": 1.0}
         (candidate / "run.json").write_text(json.dumps(run))
         outputs = Outputs({f"{case}/r#1": (1, 2, 3)}, {f"{case}/r#1": ((2, 3),)})
         (candidate / "outputs.json").write_text(json.dumps(to_json(outputs)))

@@ -53,18 +53,27 @@ def test_a_candidate_slowed_by_thirty_percent_fails(kept, tmp_path: Path, noise:
         assert row["verdict"] == "failed"
 
 
-@pytest.mark.parametrize("machine", [0.6, 1.6])
-def test_a_busy_or_quick_machine_is_no_slow_candidate(kept, tmp_path: Path, machine: float) -> None:
-    """Would catch a gate that takes the machine's own speed for the candidate's."""
-    verdict, comparison = gated(kept, tmp_path, Knobs(machine=machine))
+@pytest.mark.parametrize("knobs", [Knobs(machine=0.6), Knobs(machine=1.6), Knobs(busy=4), Knobs(machine=1.3, busy=2)])
+def test_a_busy_or_another_machine_is_no_slow_candidate(kept, tmp_path: Path, knobs: Knobs) -> None:
+    """Would catch a gate that takes the machine's other work, or its own speed, for the candidate's."""
+    verdict, comparison = gated(kept, tmp_path, knobs)
     assert verdict.status == "ready"
     words = {row["verdict"] for row in comparison.record["speed"]}
-    assert words == ({"straddles"} if machine > 1 else {"passed"})
+    assert words == ({"passed"} if knobs.machine < 1 else {"straddles"})
 
 
-def test_a_slow_candidate_on_a_machine_that_is_quicker_now(kept, tmp_path: Path) -> None:
-    """Would catch a slowdown that hides behind a machine that was busy when the baseline was recorded."""
-    assert gated(kept, tmp_path, Knobs(slow=1.3, machine=0.9))[0].status == "not_ready"
+@pytest.mark.parametrize("knobs", [Knobs(slow=1.3, machine=0.9), Knobs(slow=1.3, busy=3)])
+def test_a_slow_candidate_on_another_machine_is_seen(kept, tmp_path: Path, knobs: Knobs) -> None:
+    """Would catch a slowdown that hides behind the machine."""
+    assert gated(kept, tmp_path, knobs)[0].status == "not_ready"
+
+
+def test_a_slow_candidate_against_a_baseline_of_a_busy_machine(tmp_path: Path) -> None:
+    """Would catch a slowdown that hides behind other work during the recording."""
+    record([entries(tmp_path / "first", Knobs(busy=3))], tmp_path / "baselines", "a", at="")
+    kept = read_baseline(tmp_path / "baselines", "a")
+    assert gated(kept, tmp_path, Knobs(slow=1.3))[0].status == "not_ready"
+    assert gated(kept, tmp_path, Knobs(), name="third")[0].status == "ready"
 
 
 def test_another_tie_rule_is_another_choice_from_the_same_inputs(kept, tmp_path: Path) -> None:
@@ -241,7 +250,8 @@ def test_an_unfinished_case_is_not_recorded(tmp_path: Path) -> None:
 def test_a_timing_line_that_is_none(tmp_path: Path) -> None:
     """Would catch a cut timing file that counts as fewer samples."""
     path = tmp_path / "timing.jsonl"
-    path.write_text('{"phase": "decode", "step": 1, "rows": 1, "seconds": 0.1, "machine_seconds": 0.001}\n{"pha')
+    sample = {"phase": "decode", "step": 1, "rows": 1, "seconds": 0.1, "waited_seconds": 0.0, "machine_seconds": 0.001}
+    path.write_text(json.dumps(sample) + '\n{"pha')
     with pytest.raises(InputError, match=r"timing.jsonl:2"):
         read_timing(path)
 

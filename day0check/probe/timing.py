@@ -1,10 +1,12 @@
 """Times the steps of a candidate without observing it: the recorder of an unobserved repeat.
 
-Each step gives one line of `timing.jsonl`: {"phase", "step", "rows", "seconds", "machine_seconds"}. `seconds` runs from
-the end of the step before (so what a scheduler does between steps counts) to the end of this one, with the device
-waited for. `machine_seconds` is a fixed piece of work in plain Python and hashing, done right after the step: it says
-how fast this machine was at that moment, whatever torch, driver or compiler do, so that a busy machine is not taken
-for a slow candidate. Standard library + torch >= 2.1, Python >= 3.9.
+Each step gives one line of `timing.jsonl`: {"phase", "step", "rows", "seconds", "waited_seconds", "machine_seconds"}.
+`seconds` runs from the end of the step before (so what a scheduler does between steps counts) to the end of this one,
+with the device waited for. `waited_seconds` is how long of it this thread was ready to run while the processor was
+given to others (Linux tells; 0 elsewhere): other work on the machine, never the candidate's own sleep, copies or
+device. `machine_seconds` is a fixed piece of work in plain Python and hashing, done right after the step: it says how
+fast this machine was at that moment, whatever torch, driver or compiler do. Both are there so that a busy or a slower
+machine is not taken for a slow candidate. Standard library + torch >= 2.1, Python >= 3.9.
 """
 
 from __future__ import annotations
@@ -22,15 +24,24 @@ from .rows import RowMap
 _BLOCK = bytes(range(256)) * 1024  # 256 KiB, hashed for the memory and vector side of a core
 
 
+def waited() -> float:
+    """Seconds that this thread has been kept from a processor since it began; 0 where the system does not tell."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:  # noqa: PTH123 (a read a step: the plainest is quickest)
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def machine_work() -> float:
     """Seconds that a fixed piece of work takes now (about 1 ms): an interpreter loop and two hashes of 256 KiB."""
-    begin = time.perf_counter()
+    lost, begin = waited(), time.perf_counter()
     total = 0
     for i in range(20000):
         total += i & 7
     hashlib.sha256(_BLOCK).digest()
     hashlib.sha256(_BLOCK).digest()
-    return time.perf_counter() - begin
+    return max(time.perf_counter() - begin - (waited() - lost), 1e-9)
 
 
 def wait_for(device: str) -> Callable[[], None]:
@@ -54,19 +65,17 @@ class TimingRecorder(Recorder):
         self.samples: List[Dict[str, Any]] = []
         self._wait, self._work = wait_for(device), work
         self._wait()
-        self._since = time.perf_counter()
+        self._since, self._lost = time.perf_counter(), waited()
 
     @contextlib.contextmanager
     def step(self, phase: str, rows: RowMap, step: int) -> Iterator[None]:
         with super().step(phase, rows, step):
             yield
             self._wait()
-            seconds = time.perf_counter() - self._since
-            machine = self._work()
-            self.samples.append(
-                {"phase": phase, "step": step, "rows": len(rows), "seconds": seconds, "machine_seconds": machine}
-            )
-            self._since = time.perf_counter()
+            seconds, lost = time.perf_counter() - self._since, waited() - self._lost
+            sample = {"phase": phase, "step": step, "rows": len(rows), "seconds": seconds}
+            self.samples.append({**sample, "waited_seconds": lost, "machine_seconds": self._work()})
+            self._since, self._lost = time.perf_counter(), waited()
 
     def write(self, path: Path) -> None:
         """`timing.jsonl`, whole or not at all."""

@@ -48,13 +48,15 @@ def _speed(record: dict[str, Any]) -> Table:
             str(row.get("what", "")),
             words.number(row.get("ratio")),
             f"{words.number(row.get('low'))} to {words.number(row.get('high'))}",
-            words.number(row.get("own_ratio")),
+            words.number(row.get("fair_ratio")),
+            words.number(row.get("wall_ratio")),
             f"{words.number(row.get('limit'))}, effect over {words.number(row.get('floor'))}",
             words.number(row.get("samples")),
         )
         for row in record.get("speed", ())
     )
-    head = ("status", "what", "now / then", "95 % interval", "machine taken out", "fails beyond", "samples")
+    clocks = ("now / then", "95 % interval", "machine's speed left in", "waiting left in, too")
+    head = ("status", "what", *clocks, "fails beyond", "samples")
     return Table(head, lines, "Speed")
 
 
