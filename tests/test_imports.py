@@ -32,6 +32,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("verdict_rows",),
     ("baseline", "baseline_compare", "baseline_speed"),
     ("report",),
+    ("selftest",),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
@@ -56,6 +57,7 @@ REFERENCE_FOR = {
     "plan",
     "cli",
     "checks",
+    "selftest",
 }
 REFERENCE_ONLY = {"accelerated": {"config", "weights", "errors"}, "checks": {"config"}, "plan": {"config"}}
 NO_TORCH = ("errors", "types", "env", "case", "case_format", "contracts", "plan", "gate", "report", "runner", "waivers")

@@ -22,6 +22,10 @@ COMMANDS = {
     "gate": ("day0check.cli.gate:gate", "Compare a finished run with a recorded baseline."),
     "baseline": ("day0check.cli.baseline:baseline", "Record the numbers and times of a run as a baseline."),
     "report": ("day0check.cli.report:report", "Make the page and the other views of a run again."),
+    "selftest": (
+        "day0check.cli.selftest:selftest",
+        "Run known faults and legal variants: are they caught, and placed?",
+    ),
     "list": ("day0check.cli.listing:list_", "List cases, operators, presets, checks, profiles or backends."),
 }
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT

@@ -45,6 +45,7 @@ class Wish:
 @click.option("--model", default="tiny", show_default=True, metavar="PRESET|DIR", help="What to run.")
 @click.option("--backend", default="accelerated", show_default=True, metavar="NAME|FILE.py:NAME", help="How to run it.")
 @click.option("--ops", metavar="FILE.py", help="Operators that replace those of the backend.")
+@click.option("--fault", metavar="ID", help="Lay this known fault over the backend, on its own model and case.")
 @click.option("--device", default="cpu", show_default=True, help="Where the candidate runs, as torch names it.")
 @click.option("--profile", default="bf16", show_default=True, help="The precision that the candidate claims.")
 @click.option("--stage", metavar="smoke|t-minus|t0|t1", help="Which cases; t0 when no CASE is given.")
@@ -60,7 +61,13 @@ class Wish:
 @click.option("--json", "as_json", is_flag=True, help="Print verdict.json on stdout and nothing else.")
 @click.pass_context
 def run(
-    ctx: click.Context, case: tuple[str, ...], out: Path | None, dry_run: bool, as_json: bool, **given: Any
+    ctx: click.Context,
+    case: tuple[str, ...],
+    out: Path | None,
+    dry_run: bool,
+    as_json: bool,
+    fault: str | None,
+    **given: Any,
 ) -> None:
     """Run CASEs (all of the stage when none is given) beside the reference and say whether the stack is ready.
 
@@ -75,6 +82,8 @@ def run(
         time_limit_s=given.pop("time_limit"),
         **given,
     )
+    if fault is not None:
+        wish = with_fault(wish, fault, given=frozenset(k for k in given if is_given(ctx, k)))
     model, cases = prepare(wish)
     plan, cases, left_out = planned(wish, model, cases)
     if dry_run:
@@ -88,6 +97,33 @@ def run(
     ctx.meta[OUT_KEY] = folder
     verdict = run_and_judge(wish, model, cases, folder, left_out=left_out)
     deliver(verdict, folder, as_json=as_json)
+
+
+def is_given(ctx: click.Context, name: str) -> bool:
+    """Whether the user wrote this option, or it has its default."""
+    return ctx.get_parameter_source(name) not in (None, click.core.ParameterSource.DEFAULT)
+
+
+def with_fault(wish: Wish, fault: str, *, given: frozenset[str]) -> Wish:
+    """The wish with a known fault laid over; model, profile and case are those in which it shows, unless `given`.
+
+    Raises UsageError for an unknown fault, and for options that a fault brings itself.
+    """
+    from day0check.faults.catalogue import select
+
+    (located,) = select((fault,))
+    for option in sorted({"ops", "backend"} & given):
+        todo = f"a fault brings its own candidate: leave --{option} or --fault out"
+        raise UsageError(f"--fault and --{option} exclude each other", where=f"--fault {fault}", todo=todo)
+    entry = located.entry
+    return replace(
+        wish,
+        ops=located.ops,
+        backend=located.backend,
+        model=wish.model if "model" in given else entry.model,
+        profile=wish.profile if "profile" in given else entry.profile,
+        selectors=wish.selectors or (located.case,),
+    )
 
 
 def prepare(wish: Wish) -> tuple[Model, tuple[RunCase, ...]]:
