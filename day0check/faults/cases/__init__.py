@@ -1,0 +1,1 @@
+"""The smallest cases in which the entries show."""

@@ -1,0 +1,1 @@
+"""Further faults of our own: small, or of a kind that no public report describes yet."""
