@@ -29,14 +29,16 @@ _NAMED = 3
 Truth = dict[str, Recorded]
 
 
-def compare_parameters(model_dir: str | Path, profile: str, recorded: Iterable[Recorded]) -> list[Measure]:
+def compare_parameters(model: Any, profile: str, recorded: Iterable[Recorded]) -> list[Measure]:
     """A measure for each tap and phase of what a candidate recorded, in order of execution.
 
+    `model`: a checkpoint directory, or a `reference.weights.Checkpoint`.
     What differs is `pattern` "other setting: NAME" or "other weight: NAME"; a tap that the reference does not have is
     not judged. Raises what reading the checkpoint raises.
     """
     recorded = tuple(recorded)
-    source = _source(str(model_dir), _stamps(Path(model_dir)))
+    is_directory = isinstance(model, (str, Path))
+    source = _source(str(model), _stamps(Path(model))) if is_directory else _Source(model)
     truth = source.truth({part for r in recorded for part in _parts_of(r)})
     rounds = PROFILES[profile].act_dtype == "bfloat16"
     found: dict[tuple[str, str], list[_Comparison]] = {}

@@ -92,7 +92,9 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return to_json(value)
-    return _plain(vars(value)) if hasattr(value, "__dict__") else f"an object of type {type(value).__name__}"
+    members = getattr(value, "__dict__", {}) if not callable(value) else {}
+    shown = {name: to_json(v) for name, v in members.items() if isinstance(v, (bool, int, float, str))}
+    return shown or f"an object of type {type(value).__name__}"
 
 
 def _effective(operator: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import torch
 from day0check.accelerated.engine import Engine, require_supported
 from day0check.accelerated.ops import TABLE
 from day0check.accelerated.scheduler import Scheduler
+from day0check.compare.checkpoint_parameters import compare_parameters
+from day0check.compare.parameters import ParametersRecorder
 from day0check.errors import InputError, Unavailable
 from day0check.probe.recorder import Caller, Observer, Recorder
 from day0check.probe.registry import Operators
@@ -94,6 +96,53 @@ def test_variant_equals_the_reference(name):
     assert wanted == [*range(49, 55), *range(75, 81)]
     got = torch.stack([seen.rows[p] for p in wanted])
     assert float((got - oracle[wanted]).abs().max() / oracle.abs().max()) < 2e-5
+
+
+def parameters_of(engine):
+    """What a run of one request on `engine` records of weights and settings."""
+    found = []
+    recorder = Recorder([ParametersRecorder(found.append)])
+    request = Request("a", (Turn(tuple(range(30))),), max_new_tokens=2)
+    Scheduler(engine, (request,), Schedule(page=16), Caller(Operators(TABLE), recorder)).run()
+    recorder.end_case()
+    return found
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_parameters_of_a_variant_are_those_of_the_reference(name):
+    """Catches a false alarm of the check `parameters` on a composition that the presets do not have."""
+    checkpoint = Seeded(VARIANTS[name])
+    engine = Engine(checkpoint, dtype=torch.bfloat16, device=torch.device("cpu"))
+    found = compare_parameters(checkpoint, "bf16", parameters_of(engine))
+    assert [m for m in found if not m.passed] == []
+    assert sum(m.elements for m in found) > 50
+
+
+def test_a_softmax_scale_without_the_factor_of_yarn_is_named(monkeypatch):
+    """Catches attention that is a little too flat in every layer, and rightly computed."""
+    checkpoint = Seeded(VARIANTS["half RoPE with YaRN"])
+    engine = Engine(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
+    monkeypatch.setattr(ModelConfig, "softmax_scale", lambda self: (self.mla.nope + self.mla.rope) ** -0.5)
+    mine = parameters_of(engine)
+    monkeypatch.undo()
+    wrong = [m for m in compare_parameters(checkpoint, "fp32", mine) if not m.passed]
+    assert {(m.operator, m.layer, m.pattern) for m in wrong} == {
+        ("dsa.attention", 0, "other setting: scale"),
+        ("mla.attention", 1, "other setting: scale"),
+    }
+
+
+def test_plain_experts_in_another_order_are_named():
+    """Catches experts of an unpacked model that were stacked in another order than the router counts them."""
+    checkpoint = Seeded(VARIANTS["plain experts, groups, clamped"])
+    engine = Engine(checkpoint, dtype=torch.bfloat16, device=torch.device("cpu"))
+    layer = engine.model.layers[1]
+    w2 = change(layer.mlp.w2, weight=layer.mlp.w2.weight[[1, 0, 2, 3, 4, 5, 6, 7]])
+    swapped = (engine.model.layers[0], change(layer, mlp=change(layer.mlp, w2=w2)), *engine.model.layers[2:])
+    engine.model = change(engine.model, layers=swapped)
+    wrong = [m for m in compare_parameters(checkpoint, "bf16", parameters_of(engine)) if not m.passed]
+    assert [(m.tap, m.pattern) for m in wrong] == [("layers.01.moe.experts", "other weight: w2")]
+    assert "expert 0, 1" in wrong[0].message
 
 
 def test_switches_that_are_not_there_are_refused():
