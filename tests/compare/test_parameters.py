@@ -15,7 +15,7 @@ from day0check.accelerated.engine import Engine
 from day0check.backends.accelerated import Accelerated
 from day0check.backends.reference import Reference
 from day0check.compare.checkpoint_parameters import compare_parameters, same_setting
-from day0check.compare.parameters import KnownWeights, ParametersRecorder, Recorded, settings_of
+from day0check.compare.parameters import NOT_COMPARED, KnownWeights, ParametersRecorder, Recorded, settings_of
 from day0check.compare.weight_digest import part_digests, value_digest
 from day0check.contracts import CONTRACTS
 from day0check.probe.recorder import Recorder
@@ -262,3 +262,9 @@ def test_settings_of_one_meaning_are_one_setting():
     theirs = settings_of(CONTRACTS["rope.apply"], {**rope, "yarn": dataclasses.asdict(yarn)})
     assert same_setting(ours, theirs)
     assert not same_setting(ours, theirs | {"yarn": {**theirs["yarn"], "factor": 32.0}})
+
+
+def test_what_is_not_compared_is_an_argument():
+    """Catches a table that a renamed argument has left behind, so that a free choice becomes a fault."""
+    for operator, apart in NOT_COMPARED.items():
+        assert set(apart) <= {a.name for a in CONTRACTS[operator].args}, operator
