@@ -21,10 +21,12 @@ def _convert(d: Draw, name: str) -> Arguments:
     if name == "every_code":
         packed = torch.arange(experts * rows * columns // 2, device=d.device).reshape(packed.shape).to(torch.uint8)
     elif name == "every_scale":
-        exponent = (torch.arange(experts * rows) * 2 % 255).reshape(experts, rows, 1).expand_as(exponent)
+        # one code for the four groups of the whole block, another for the one after it: each code 0 .. 254 occurs
+        number = torch.arange(experts * rows).reshape(experts, rows, 1)
+        exponent = torch.cat((number.expand(-1, -1, 4), 255 - number - 1), -1)
     elif name in ("spread_14", "spread_15"):
         exponent[..., 0] = 120 - int(name[-2:])
-    chosen = [3] if name == "one_expert" else [0, 1, 3]
+    chosen = {"one_expert": [3], "every_scale": [0, 1, 2, 3]}.get(name, [0, 1, 3])
     return packed, {"scale": exponent.to(torch.uint8).to(d.device), "experts": d.whole(chosen)}
 
 
