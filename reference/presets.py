@@ -21,6 +21,7 @@ import torch
 
 from reference.config import ModelConfig
 from reference.families import SPECIAL_TEXTS, read_config
+from reference.fault_presets import FAULT_PRESETS
 from reference.preset_families import FAMILY_PRESETS
 from reference.tensors import Stored, expected_tensors
 from reference.weights import write_checkpoint
@@ -321,9 +322,18 @@ def _family(name: str) -> Preset:
     return Preset(name, {**FAMILY_PRESETS[name](name), "tokenizer_config.json": _tokenizer()})
 
 
+def _variant(name: str) -> Preset:
+    base, change = FAULT_PRESETS[name]
+    files = preset(base).json_files
+    change(files)
+    files["config.json"]["name"] = name
+    return Preset(name, files)
+
+
 _PRESETS: dict[str, Callable[[], Preset]] = {
     "tiny": _tiny,
     **{name: functools.partial(_family, name) for name in FAMILY_PRESETS},
+    **{name: functools.partial(_variant, name) for name in FAULT_PRESETS},
 }
 
 

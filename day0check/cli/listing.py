@@ -31,11 +31,13 @@ def _operators() -> list[Row]:
 
 def _presets() -> list[Row]:
     """The names of `reference.presets.preset_names`, which cannot be asked without importing torch; a test compares."""
+    from reference.fault_presets import FAULT_PRESETS
     from reference.preset_families import FAMILY_PRESETS
 
     about = "seeded small model, written on first use"
     family = [(name, f"{about}: {name.removeprefix('tiny-')}") for name in FAMILY_PRESETS]
-    return [("tiny", f"{about}: every part in one"), *family]
+    variants = [(name, f"{about}: {base} with one switch changed") for name, (base, _) in FAULT_PRESETS.items()]
+    return [("tiny", f"{about}: every part in one"), *family, *variants]
 
 
 def _checks() -> list[Row]:

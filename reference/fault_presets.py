@@ -1,0 +1,30 @@
+"""Variants of the small presets in which faults show that no other preset can show: one switch changed in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+JsonFiles = dict[str, dict[str, Any]]
+Change = Callable[[JsonFiles], None]  # changes the files in place
+
+
+def _weights_not_renormalised(files: JsonFiles) -> None:
+    files["config.json"]["text_config"]["moe_renormalize"] = False
+
+
+def _bicubic_positions(files: JsonFiles) -> None:
+    files["config.json"]["vision_config"]["pos_emb_interpolation_mode"] = "bicubic"
+
+
+def _magnitude_scaled(files: JsonFiles) -> None:
+    """YaRN whose two magnitude scales differ, so that cos and sin have a factor of their own."""
+    files["config.json"]["rope_scaling"] |= {"mscale": 1.0, "mscale_all_dim": 0.5}
+
+
+# name -> (the preset it is a variant of, what is changed)
+FAULT_PRESETS: dict[str, tuple[str, Change]] = {
+    "fault-moe": ("tiny", _weights_not_renormalised),
+    "fault-vl": ("tiny", _bicubic_positions),
+    "fault-dsa": ("tiny-deepseek-v3.2", _magnitude_scaled),
+}
