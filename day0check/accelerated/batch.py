@@ -24,6 +24,7 @@ class Part:
     temperature: float = 0.0
     seed: int = 0
     pads_before: int = 0  # media pads of the request before these rows
+    every_logits: bool = False  # of all its rows, whether or not a token is chosen after the last
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Batch:
     rows: RowMap
     requests: RowMap  # one row a request: its last row
     wanted: tuple[int, ...]  # rows whose logits are wanted
+    choosing: tuple[int, ...]  # places in `wanted` after which a token is chosen
     ids: Tensor
     positions: Tensor
     visible: Tensor
@@ -64,12 +66,17 @@ def make_batch(phase: str, parts: Sequence[Part], *, page: int, device: torch.de
     lengths = torch.tensor(ends, device=device).unsqueeze(1)
     table = [[*part.table[:pages], *[-1] * (pages - len(part.table))] for part in parts]
     every = tuple(range(len(parts)))
+    wanted, choosing = [], []
+    for part, begin, end in zip(parts, offsets, offsets[1:], strict=False):
+        wanted += range(begin, end) if part.every_logits else [end - 1] * part.wants_logits
+        choosing += [len(wanted) - 1] * part.wants_logits
     return Batch(
         phase=phase,
         parts=tuple(parts),
         rows=RowMap(names, tuple(owner), tuple(positions)),
         requests=RowMap(names, every, tuple(end - 1 for end in ends)),
-        wanted=tuple(offsets[b + 1] - 1 for b, part in enumerate(parts) if part.wants_logits),
+        wanted=tuple(wanted),
+        choosing=tuple(choosing),
         ids=torch.tensor([token for part in parts for token in part.tokens], device=device),
         positions=at,
         visible=at + 1,

@@ -41,6 +41,7 @@ class Engine:
         self.model = read_model(checkpoint, dtype=dtype, device=device)
         self.workspace = Workspace(self.model, device)
         self.layouts = dict(layouts or {})
+        self.wanted_logits: Tensor | None = None  # [wanted rows, V] of the latest step, None when it wanted none
 
     def caches(self, *, pages: int, page: int, slots: int, seed: int = 0) -> Caches:
         return Caches(
@@ -111,6 +112,7 @@ class Engine:
             h = spine.mlp_input(at, number)
             h = at("norm.rms", h, site="post_attention", weight=layer.post_norm, eps=self.config.eps)
             spine.add_mlp(at, number, layers.feed_forward(step, at, h, layer.mlp))
+        self.wanted_logits = None
         if not batch.wanted:
             return []
         wanted = torch.tensor(batch.wanted, device=x.device)
@@ -119,8 +121,12 @@ class Engine:
     def _choose(self, caller: Caller, batch: Batch, x: Tensor) -> list[int]:
         at, rows = caller.at(""), batch.rows.take(batch.wanted)
         x = at("norm.rms", x, site="final", row_map=rows, weight=self.model.final_norm, eps=self.config.eps)
-        logits = at("head.logits", x, row_map=rows, weight=self.model.head)
+        logits = self.wanted_logits = at("head.logits", x, row_map=rows, weight=self.model.head)
         asking = [part for part in batch.parts if part.wants_logits]
+        if not asking:
+            return []
+        if len(batch.choosing) < len(batch.wanted):
+            logits, rows = logits[list(batch.choosing)], rows.take(batch.choosing)
         chosen = at(
             "sample.token",
             logits,

@@ -66,13 +66,21 @@ class Running:
 class Scheduler:
     """Runs `requests` under `schedule` on `engine`; steps of prompts go before steps of single tokens."""
 
-    def __init__(self, engine: Engine, requests: tuple[Request, ...], schedule: Schedule, caller: Caller) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        requests: tuple[Request, ...],
+        schedule: Schedule,
+        caller: Caller,
+        *,
+        caches: Caches | None = None,
+    ) -> None:
         self.engine, self.schedule, self.caller = engine, schedule, caller
         check(requests, schedule, engine)
         self.order = [Running(request, request.arrive_step) for request in requests]
         self.queue = deque(sorted(self.order, key=lambda r: r.arrive_step))
         self.active: list[Running] = []
-        self.caches = self._caches(requests)
+        self.caches = self._caches(requests) if caches is None else caches
         self.tenancies: dict[str, Tenancy] = {}
         self.step = 0
 
@@ -158,6 +166,10 @@ class Scheduler:
                 chosen = self.engine.prefill(self.caller, self.caches, batch, features)
             else:
                 chosen = self.engine.decode(self.caller, self.caches, batch)
+        self._take(taking, parts, chosen)
+
+    def _take(self, taking: list[tuple[Running, int]], parts: list[Part], chosen: list[int]) -> None:
+        """Gives each request the token chosen after its last row, and its memory back when it is finished."""
         answers = iter(chosen)
         for (running, count), part in zip(taking, parts, strict=True):
             running.computed += count
