@@ -10,6 +10,7 @@ from typing import Any
 
 from day0check.accelerated.ops import attention, experts, index, kda, loading, paging, rope, sampling, spine, vision
 from day0check.accelerated.ops.arithmetic import linear, per_head, strict_sums
+from day0check.accelerated.server.operators import SERVING
 
 TABLE: dict[str, Callable[..., Any]] = {
     "weights.read": loading.read,
@@ -75,6 +76,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     "moe.shared": spine.mlp,
     "head.logits": sampling.logits,
     "sample.token": sampling.sample,
+    **SERVING,
 }
 
 # Which legal form of a contract each operator is, where a contract has several.

@@ -1,0 +1,1 @@
+"""The engine as a service: an OpenAI-compatible server around one live scheduler in a thread of its own."""
