@@ -43,7 +43,7 @@ ONLY = {
     "types": set(),
     "probe": set(),
     "accelerated": {"probe", "errors", "types"},
-    "checks": {"errors", "types", "probe", "contracts", "compare", "snapshot"},
+    "checks": {"errors", "types", "probe", "contracts", "compare", "snapshot", "load"},
     "report": {"errors", "types", "env", "verdict_rows", "gate", "statistics", "waivers"},
 }
 REFERENCE_FOR = {
