@@ -1,0 +1,194 @@
+"""The streaming client: sends to one address, keeps every read with its time, and never raises for what a server does.
+
+Reading does no decoding: a stream's bytes are kept with their times and read when the load is over, so that the
+client's own work stays small while it measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from day0check.errors import UsageError
+from day0check.load.answers import read_answer
+from day0check.load.records import Exchange, Fault, Reply
+
+IDLE_CONNECTION_S = 1.0  # shorter than any server keeps one: what a server closes while idle is no dropped request
+_END = b"[DONE]"
+LINGER_S = 1.0  # after [DONE] the connection may stay open this long
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of everything the client does: requests and seconds in all, then per request."""
+
+    requests: int = 5000
+    seconds: float = 600.0
+    connect_s: float = 5.0
+    stall_s: float = 20.0
+    request_s: float = 60.0
+    body_bytes: int = 32 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the endpoint is: `base` without a trailing slash and without /v1."""
+
+    base: str
+    api_key: str | None = None
+
+
+def target_of(url: str, api_key: str | None = None) -> Target:
+    """The target of a URL as users write it. Raises UsageError for what is no http address."""
+    parts = urlsplit(url.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise UsageError(f"{url!r} is no http address", where="--url", todo="write it like http://127.0.0.1:8000")
+    return Target(url.strip().rstrip("/").removesuffix("/v1").rstrip("/"), api_key)
+
+
+class Client:
+    """One session with one endpoint. Use as `async with Client(target) as client`."""
+
+    def __init__(self, target: Target, limits: Limits = Limits()) -> None:
+        self.target, self.limits = target, limits
+        self.sent = 0
+        self._end = time.monotonic() + limits.seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Client:
+        headers = {"Authorization": f"Bearer {self.target.api_key}"} if self.target.api_key else {}
+        limits = self.limits
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
+            timeout=aiohttp.ClientTimeout(
+                total=limits.request_s, sock_connect=limits.connect_s, sock_read=limits.stall_s
+            ),
+            headers=headers,
+            auto_decompress=True,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    async def get(self, path: str) -> Reply:
+        """The reply to GET `path`."""
+        return await self._send("GET", path, None, scheduled_ns=None, cut_after=None)
+
+    async def ask(
+        self,
+        label: str,
+        path: str,
+        asked: Any,
+        *,
+        scheduled_ns: int | None = None,
+        cut_after: int | None = None,
+    ) -> Exchange:
+        """POSTs `asked` as JSON (bytes as they are) and reads the answer, streamed or not.
+
+        `cut_after`: closes the connection after this many chunks of the stream.
+        """
+        reply = await self.post(path, asked, scheduled_ns=scheduled_ns, cut_after=cut_after)
+        return Exchange(label, path, asked if isinstance(asked, dict) else {}, reply, read_answer(reply))
+
+    async def post(
+        self, path: str, asked: Any, *, scheduled_ns: int | None = None, cut_after: int | None = None
+    ) -> Reply:
+        """The raw reply to POST `path`; nothing of it is decoded yet."""
+        body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
+        return await self._send("POST", path, body, scheduled_ns=scheduled_ns, cut_after=cut_after)
+
+    async def _send(
+        self, method: str, path: str, body: bytes | None, *, scheduled_ns: int | None, cut_after: int | None
+    ) -> Reply:
+        sent = time.perf_counter_ns()
+        scheduled = sent if scheduled_ns is None else scheduled_ns
+        if self.sent >= self.limits.requests or self.seconds_left <= 0:
+            return Reply(0, scheduled, sent, sent, fault="unsent", detail="the bounds of this run were reached")
+        self.sent += 1
+        reads: list[tuple[int, bytes]] = []
+        seen = {"status": 0, "streamed": False}
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        fault, detail = "", ""
+        try:
+            async with self._session.request(
+                method, self.target.base + path, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                seen["status"] = response.status
+                seen["streamed"] = response.content_type == "text/event-stream"
+                fault, detail = await self._read(response, reads, cut_after, streamed=seen["streamed"])
+        except (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError, ValueError) as error:
+            fault, detail = fault_of(error, answering=bool(seen["status"]))
+        return Reply(
+            seen["status"],
+            scheduled,
+            sent,
+            time.perf_counter_ns(),
+            tuple(reads),
+            fault,
+            detail,
+            bool(seen["streamed"]) and seen["status"] == 200,
+        )
+
+    async def _read(
+        self, response: aiohttp.ClientResponse, reads: list[tuple[int, bytes]], cut_after: int | None, *, streamed: bool
+    ) -> tuple[Fault, str]:
+        """Reads the body into `reads`."""
+        size = chunks = 0
+        tail = b""
+        clock = time.perf_counter_ns
+        content = response.content
+        while True:
+            data = await content.readany()
+            if not data:
+                return "", ""
+            reads.append((clock(), data))
+            size += len(data)
+            if size > self.limits.body_bytes:
+                response.close()
+                return "flood", f"more than {self.limits.body_bytes >> 20} MiB in one answer"
+            if cut_after is not None:
+                chunks += data.count(b"data:")
+                if chunks >= cut_after:
+                    response.close()
+                    return "cut", ""
+            tail = (tail + data)[-len(_END) - 4 :]  # the mark may be cut over two reads
+            if streamed and tail.rstrip().endswith(_END):
+                return await self._linger(response, reads)
+
+    async def _linger(self, response: aiohttp.ClientResponse, reads: list[tuple[int, bytes]]) -> tuple[Fault, str]:
+        """After the end mark: what still comes is kept, and a connection that is not ended is closed without blame."""
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while data := await response.content.readany():
+                    reads.append((time.perf_counter_ns(), data))
+        except (TimeoutError, aiohttp.ClientError):
+            response.close()
+        return "", ""
+
+
+def fault_of(error: BaseException, *, answering: bool) -> tuple[Fault, str]:
+    """The name of what went wrong on the wire and a sentence; `answering`: the status line had come."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError)):
+        return "refused", text
+    if isinstance(error, aiohttp.SocketTimeoutError):
+        return "stalled", "no byte came for too long"
+    if isinstance(error, TimeoutError):
+        return "late", "the answer was not complete in time"
+    if isinstance(error, (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionError)):
+        return "dropped", "the connection ended inside the answer" if answering else "the connection ended, no answer"
+    if isinstance(error, aiohttp.ClientOSError):
+        return ("dropped" if answering else "refused"), text
+    return "garbage", text

@@ -1,0 +1,82 @@
+"""Asks an endpoint everything, part by part, within bounds of number and time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from day0check.load.client import Client, Limits, Target
+from day0check.load.observed import Observed
+from day0check.load.scenario import Asker, GivenUp, Wish, discover, interference, parameters, wire
+from day0check.load.speed import Phase, SpeedPlan, run_speed
+
+_STEPS = {"parameters": parameters, "wire": wire, "interference": interference}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run saw: the record for the checks, and the load phases with their raw samples."""
+
+    observed: Observed
+    phases: tuple[Phase, ...] = ()
+
+
+def observe(
+    target: Target,
+    wish: Wish,
+    *,
+    limits: Limits,
+    speed: SpeedPlan,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Seen:
+    """Runs the wished parts against `target`; `tell` hears the name of each as it begins.
+
+    Raises UsageError when nothing listens there or a key is missing; whatever else a server does is in the record.
+    """
+    return asyncio.run(_observe(target, wish, limits, speed, tell))
+
+
+async def _observe(target: Target, wish: Wish, limits: Limits, speed: SpeedPlan, tell: Callable[[str], None]) -> Seen:
+    done: list[str] = []
+    phases: list[Phase] = []
+    stopped = ""
+    async with Client(target, limits) as client:
+        asker = Asker(client, wish)
+        try:
+            tell("hello")
+            await discover(asker)
+            for part in wish.parts:
+                tell(part)
+                if part == "speed":
+                    phases = await run_speed(client, asker.dialect, _able(speed, asker))
+                    _check_answered(phases)
+                else:
+                    await _STEPS[part](asker)
+                done.append(part)
+        except GivenUp as why:
+            stopped = str(why)
+    observed = Observed(
+        model=asker.dialect.model if asker.dialect else wish.model or "",
+        api=asker.dialect.api if asker.dialect else "",
+        parts=wish.parts,
+        done=tuple(done),
+        stopped=stopped,
+        exchanges=tuple(asker.exchanges),
+        counters=tuple(asker.counters),
+        speed={phase.name: phase.figures for phase in phases},
+        slos=speed.slos,
+    )
+    return Seen(observed, tuple(phases))
+
+
+def _able(speed: SpeedPlan, asker: Asker) -> SpeedPlan:
+    """Answers of fixed length where the endpoint takes `ignore_eos`."""
+    probe = next((e for e in asker.exchanges if e.label == "ignore_eos"), None)
+    return replace(speed, ignore_eos=probe is not None and probe.good)
+
+
+def _check_answered(phases: list[Phase]) -> None:
+    replies = [r for phase in phases for r in phase.load.replies]
+    if any(r.fault == "unsent" for r in replies):
+        raise GivenUp("the bounds of this run were reached")

@@ -1,0 +1,45 @@
+"""Everything that was seen of an endpoint in one run: what the checks read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from day0check.load.records import Counters, Exchange
+
+
+@dataclass(frozen=True)
+class Observed:
+    """`parts`: asked for; `done`: those that ran to their end; `stopped`: why the others did not.
+
+    `speed`: figures of each load phase by name. `profile`: the precision that the endpoint claims.
+    `reference`: what the reference says about the answers, a row per sequence, or None when it was not asked;
+    `reference_reason`: why it could not be asked.
+    """
+
+    model: str
+    api: str
+    parts: tuple[str, ...]
+    done: tuple[str, ...] = ()
+    stopped: str = ""
+    exchanges: tuple[Exchange, ...] = ()
+    counters: tuple[Counters, ...] = ()
+    speed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    slos: Mapping[str, float] = field(default_factory=dict)
+    slo_share: float = 0.99
+    profile: str = "bf16"
+    reference: tuple[Any, ...] | None = None
+    reference_reason: str = ""
+
+    def get(self, label: str) -> Exchange | None:
+        """The exchange of that label."""
+        return next((e for e in self.exchanges if e.label == label), None)
+
+    def under(self, prefix: str) -> dict[str, Exchange]:
+        """Exchanges whose label begins with `prefix` and a slash, by the rest of their label."""
+        start = prefix + "/"
+        return {e.label.removeprefix(start): e for e in self.exchanges if e.label.startswith(start)}
+
+    def counter(self, label: str) -> dict[str, float]:
+        return next((c.values for c in self.counters if c.label == label), {})

@@ -1,0 +1,109 @@
+"""The load phases: warm-up, closed loops over concurrency until the endpoint saturates, an open loop below that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from day0check.load import asks
+from day0check.load.answers import read_answer
+from day0check.load.arrivals import constant, poisson
+from day0check.load.client import Client
+from day0check.load.metrics import Timing, summary, timing
+from day0check.load.prompts import unique
+from day0check.load.records import Reply
+from day0check.load.traffic import Load, Send, closed_loop, open_loop
+
+SATURATED_GAIN = 1.05  # less throughput than this from twice the concurrency ends the sweep
+OPEN_SHARE = 0.7  # of the best closed-loop rate, where the open loop runs when no rate is given
+_FIRST_PROMPT = 1000
+
+
+@dataclass(frozen=True)
+class SpeedPlan:
+    """`requests` per phase at least, and at least four per stream; `rate_per_s` None: a share of the best found."""
+
+    concurrencies: tuple[int, ...] = (1, 2, 4, 8)
+    requests: int = 16
+    words: int = 32
+    output_tokens: int = 32
+    warmup: int = 4
+    arrivals: Literal["constant", "poisson"] = "poisson"
+    rate_per_s: float | None = None
+    seed: int = 0
+    ignore_eos: bool = False
+    slos: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase: its name, its figures, and every sample with the reply it came from."""
+
+    name: str
+    figures: dict[str, Any]
+    samples: tuple[Timing, ...]
+    load: Load
+
+
+async def run_speed(client: Client, dialect: asks.Dialect, plan: SpeedPlan) -> list[Phase]:
+    """The phases in order. Ends early when the endpoint saturates, fails every request, or the bounds are reached."""
+    given = _Prompts(client, dialect, plan)
+    phases = [_phase("warmup", await closed_loop(given.send, count=plan.warmup, concurrency=2), plan)]
+    best = 0.0
+    for concurrency in plan.concurrencies:
+        if _ended(phases[-1], client):
+            return phases
+        count = max(plan.requests, 4 * concurrency)
+        load = await closed_loop(given.send, count=count, concurrency=concurrency)
+        phases.append(_phase(f"closed/{concurrency}", load, plan) if load.replies else phases[-1])
+        rate = phases[-1].figures["output_tokens_per_s"]
+        if rate < best * SATURATED_GAIN:
+            break
+        best = max(best, rate)
+    rate_per_s = plan.rate_per_s or OPEN_SHARE * max(p.figures["requests_per_s"] for p in phases)
+    if _ended(phases[-1], client) or rate_per_s <= 0:
+        return phases
+    due = (
+        poisson(rate_per_s, plan.requests, seed=plan.seed)
+        if plan.arrivals == "poisson"
+        else constant(rate_per_s, plan.requests)
+    )
+    due = tuple(d for d in due if d < client.seconds_left - client.limits.stall_s) or due[:1]
+    phases.append(_phase(f"open/{plan.arrivals}", await open_loop(given.send, due), plan, rate_per_s=rate_per_s))
+    return phases
+
+
+def _ended(phase: Phase, client: Client) -> bool:
+    figures = phase.figures
+    return (
+        figures["failed"] == figures["requests"]
+        or client.seconds_left <= 0
+        or any(r.fault == "unsent" for r in phase.load.replies)
+    )
+
+
+class _Prompts:
+    """Sends the next unique prompt; a request that the bounds left out is none."""
+
+    def __init__(self, client: Client, dialect: asks.Dialect, plan: SpeedPlan) -> None:
+        self.client, self.plan = client, plan
+        self.dialect = asks.Dialect(dialect.api, dialect.model)  # log-probabilities are work of their own
+        self._next = _FIRST_PROMPT
+
+    @property
+    def send(self) -> Send:
+        return self._send
+
+    async def _send(self, number: int, due_ns: int | None) -> Reply:
+        self._next += 1
+        prompt = unique(self._next, seed=self.plan.seed, words=self.plan.words)
+        body = asks.ask(self.dialect, prompt, max_tokens=self.plan.output_tokens, stream=True)
+        if self.plan.ignore_eos:
+            body["ignore_eos"] = True
+        return await self.client.post(self.dialect.path, body, scheduled_ns=due_ns)
+
+
+def _phase(name: str, load: Load, plan: SpeedPlan, **extra: Any) -> Phase:
+    samples = tuple(timing(reply, read_answer(reply)) for reply in load.replies if reply.fault != "unsent")
+    return Phase(name, summary(samples, load, slos=plan.slos) | extra, samples, load)
