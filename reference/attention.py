@@ -196,3 +196,19 @@ def select(scores: Tensor, *, k: int, visible: Tensor, threshold: float | None =
         place = (chosen.cumsum(-1) - 1)[row, key]
         indices[start + row, place] = key.to(torch.int32)
     return indices
+
+
+def expand_pools(indices: Tensor, *, visible: Tensor, pool: int, tail: bool) -> Tensor:
+    """Selected pools as the positions of their tokens, then the tail: the visible tokens behind the last whole pool.
+
+    indices int32 [rows, k] (-1: none), visible int64 [rows] -> int32 [rows, k * pool + (pool - 1 if tail)], -1 = none.
+    Pool p holds positions p * pool to p * pool + pool - 1. A row whose last visible token ends a pool has no tail, so
+    it attends to itself only if that pool was selected (GLM-5.3 k-pool).
+    """
+    offset = torch.arange(pool, dtype=torch.int32, device=indices.device)
+    tokens = (indices[..., None] * pool + offset).masked_fill(indices[..., None] < 0, -1).flatten(1)
+    if not tail or pool == 1:
+        return tokens
+    first = (visible // pool * pool).to(torch.int32)[:, None]
+    rest = first + offset[:-1]
+    return torch.cat([tokens, rest.masked_fill(rest >= visible[:, None], -1)], dim=1)

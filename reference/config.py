@@ -138,6 +138,15 @@ class Vision:
     side_limit: int = 512  # patches per side
     image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    rope_theta: float = 10000.0
+    kind: Literal["moonvit", "glm"] = "moonvit"
+    # Only for "glm" (GLM-5.3), whose images are fitted into a budget of tokens instead of patches:
+    frames: int = 1  # of the patch kernel; a still image is all of them
+    out_hidden: int = 0  # width after merging
+    projector_width: int = 0
+    limit: float = 0.0  # of the clamped activations
+    min_tokens: int = 0
+    max_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -87,10 +87,12 @@ class KdaCache:
 
 @dataclass
 class LatentCache:
-    """`latent` [n, c + dr] after norm and rotation; `index_keys` [n, dI]; `selected` int32 [T, k] of the last rows."""
+    """`latent` [n, c + dr] after norm and rotation; `index_keys` [n, dI], one per token or per whole pool; `unpooled`
+    keys and gates [m, dI] of the pool that is not whole yet; `selected` int32 [T, k] of the last rows."""
 
     latent: Tensor
     index_keys: Tensor | None = None
+    unpooled: tuple[Tensor, Tensor] | None = None
     selected: Tensor | None = None
 
 
@@ -104,7 +106,9 @@ def fresh_cache(config: ModelConfig, layer: int, *, like: Tensor) -> KdaCache | 
             state=like.new_zeros(1, k.heads, k.dim, k.dim, dtype=state),
         )
     index = like.new_zeros(0, config.index.dim) if config.layers[layer] == "dsa" else None
-    return LatentCache(like.new_zeros(0, config.mla.kv_lora + config.mla.rope), index)
+    pools = index is not None and config.index.pool > 1
+    latent = like.new_zeros(0, config.mla.kv_lora + config.mla.rope)
+    return LatentCache(latent, index, (index, index) if pools else None)
 
 
 # -------------------------------------------------------------------------------------------------------------- KDA
@@ -226,7 +230,8 @@ def _choose_keys(here: Here, x: Tensor, query_latent: Tensor, cache: LatentCache
         norm_bias=here.tensor("self_attn.indexer.k_norm.bias"),
         eps=i.key_norm_eps,
     )
-    cache.index_keys = torch.cat([cache.index_keys, rotate_first(key[:, None], "index_key")[:, 0]])
+    key = rotate_first(key[:, None], "index_key")[:, 0]
+    _remember_keys(here, x, key, cache)
     scores = here(
         "dsa.score",
         att.index_scores,
@@ -237,7 +242,28 @@ def _choose_keys(here: Here, x: Tensor, query_latent: Tensor, cache: LatentCache
         scale=i.dim**-0.5,
     )
     threshold = i.threshold if i.select == "threshold" else None
-    return here("dsa.select", att.select, scores, k=i.topk, visible=positions + 1, threshold=threshold)
+    visible = (positions + 1) // i.pool
+    selected = here("dsa.select", att.select, scores, k=i.topk // i.pool, visible=visible, threshold=threshold)
+    if i.pool == 1:
+        return selected
+    return here("dsa.expand", att.expand_pools, selected, visible=positions + 1, pool=i.pool, tail=i.pool_tail)
+
+
+def _remember_keys(here: Here, x: Tensor, key: Tensor, cache: LatentCache) -> None:
+    """Adds the index keys [T, dI] of rows x to the cache; with pools, one key for every pool that is whole now."""
+    i = here.config.index
+    if i.pool == 1:
+        cache.index_keys = torch.cat([cache.index_keys, key])
+        return
+    name = "self_attn.indexer.index_kpool_compress"
+    gate = here("dsa.pool_gate", linear, x, weight=here.tensor(f"{name}_gate"))
+    keys, gates = (torch.cat([old, new]) for old, new in zip(cache.unpooled, (key, gate), strict=True))
+    whole = keys.shape[0] // i.pool * i.pool
+    cache.unpooled = keys[whole:], gates[whole:]
+    if whole:
+        by_pool = (t[:whole].unflatten(0, (-1, i.pool)) for t in (keys, gates))
+        pooled = here("dsa.pool_key", att.pool_key, next(by_pool), gates=next(by_pool), ape=here.tensor(f"{name}_ape"))
+        cache.index_keys = torch.cat([cache.index_keys, pooled])
 
 
 def _gather(rows: Tensor, selected: Tensor) -> Tensor:

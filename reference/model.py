@@ -8,7 +8,6 @@ state = model.start(); model.extend(state, tokens)    # the same with caches, in
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,16 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference import layers, residual, vision
+from reference import glm_vision, layers, residual, vision, vision_tower
 from reference.formats import mxfp4_decode
 from reference.layers import Call, Here, KdaCache, LatentCache, just_call
-from reference.linear import embed, linear, linear_float32
-from reference.norm import rms_norm
+from reference.linear import embed, linear_float32
+from reference.vision_tower import Image
 from reference.weights import Checkpoint
 
-VISION_THETA = 10000.0  # no released configuration has a key for it
 KEPT_BYTES = 2 << 30
-Image = str | os.PathLike[str] | Tensor
 
 
 class DecodedWeights:
@@ -300,71 +297,5 @@ class Model:
         v = self.config.vision
         if v is None:
             raise ValueError(f"model {self.config.name} has no vision; {len(images)} images were given")
-        if v.norm != "rms":
-            raise ValueError(f"a tower with {v.norm} norms is not built yet")
-        here = self._here("vision", "vision_tower.", call)
-        pixels, grids = zip(*(self._pixels(here, image) for image in images), strict=True)
-        ends = torch.tensor([0, *(math.prod(g) for g in grids)], device=self.device).cumsum(0)
-        kernel = here.weight("patch_embed.proj").flatten(1)
-        x = here("vision.patch", linear, torch.cat(pixels), weight=kernel, bias=self._bias("patch_embed.proj"))
-        table = here.weight("patch_embed.pos_emb")
-        x = here("vision.position", vision.add_position, x, table=table, grids=grids, mode=v.interpolation)
-        for block in range(v.layers):
-            x = self._vision_block(block, x, grids, ends, call)
-        weight = here.weight("encoder.final_layernorm")
-        x = here("norm.rms", rms_norm, x, weight=weight, eps=v.eps, site="vision_final")
-        x = here("vision.merge", vision.merge_patches, x, grids=grids, merge=v.merge)
-        return here(
-            "vision.project",
-            vision.project,
-            x,
-            w0=self.weights("mm_projector.proj.0.weight"),
-            w1=self.weights("mm_projector.proj.2.weight"),
-            norm_weight=self.weights("mm_projector.post_norm.weight"),
-            eps=v.projector_eps,
-        )
-
-    def _pixels(self, here: Here, image: Image) -> tuple[Tensor, tuple[int, int, int]]:
-        v = self.config.vision
-        pixels, grid = here(
-            "image.preprocess",
-            vision.preprocess,
-            image if isinstance(image, Tensor) else vision.read_image(image),
-            patch=v.patch,
-            merge=v.merge,
-            patch_limit=v.patch_limit,
-            side_limit=v.side_limit,
-            mean=v.image_mean,
-            std=v.image_std,
-        )
-        return pixels.to(self.device, self.dtype), tuple(grid.tolist())
-
-    def _bias(self, name: str) -> Tensor | None:
-        return self.weights(f"vision_tower.{name}.bias") if self.config.vision.bias else None
-
-    def _vision_block(self, block: int, x: Tensor, grids: Any, ends: Tensor, call: Call) -> Tensor:
-        v, name = self.config.vision, f"encoder.blocks.{block}"
-        here = self._here(f"vision.blocks.{block:02d}", f"vision_tower.{name}.", call)
-
-        def normed(z: Tensor, norm: str) -> Tensor:
-            return here("norm.rms", rms_norm, z, weight=here.weight(norm), eps=v.eps, site=norm)
-
-        qkv = here(
-            "vision.qkv", linear, normed(x, "norm0"), weight=here.weight("wqkv"), bias=self._bias(f"{name}.wqkv")
-        )
-        q, k, value = qkv.unflatten(-1, (3, v.heads, v.head_dim)).unbind(1)
-        q = here("vision.rope", vision.rope_2d, q, grids=grids, theta=VISION_THETA, site="query")
-        k = here("vision.rope", vision.rope_2d, k, grids=grids, theta=VISION_THETA, site="key")
-        o = here("vision.attention", vision.attention, q, k=k, v=value, offsets=ends, scale=v.head_dim**-0.5)
-        o = here("vision.output", linear, o.flatten(1), weight=here.weight("wo"), bias=self._bias(f"{name}.wo"))
-        x = here("residual.add", residual.add, x, y=o, site="attention")
-        h = here(
-            "vision.mlp",
-            vision.mlp,
-            normed(x, "norm1"),
-            fc0=here.weight("mlp.fc0"),
-            fc1=here.weight("mlp.fc1"),
-            bias0=self._bias(f"{name}.mlp.fc0"),
-            bias1=self._bias(f"{name}.mlp.fc1"),
-        )
-        return here("residual.add", residual.add, x, y=h, site="mlp")
+        tower = {"moonvit": vision_tower.features, "glm": glm_vision.features}[v.kind]
+        return tower(self._here("vision", "", call), images, device=self.device, dtype=self.dtype)

@@ -56,6 +56,8 @@ def stored_name(name: str, *, family: str = "kimi_k3") -> str:
     text, head, under_mlp = _SPELLING[family]
     if name.startswith(_TOP_LEVEL):
         return name
+    if name.startswith("visual."):
+        return f"model.{name}"
     if name == "lm_head.weight":
         return head + name
     if under_mlp:

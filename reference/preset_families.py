@@ -113,8 +113,72 @@ def kimi_linear(name: str) -> JsonFiles:
     return _files({**architecture, **_SIZES, **IDS, "dtype": "bfloat16", **own})
 
 
+def glm_5_3(name: str) -> JsonFiles:
+    """Pools of four with their tail, streams, bounded decay, clamped activations, a tower; nothing is rotated."""
+    text = {
+        **_SIZES,
+        "model_type": "glm5_next_text",
+        "dtype": "bfloat16",
+        "num_hidden_layers": 8,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 48,
+        "qk_rope_head_dim": 0,
+        **_INDEXER,
+        "index_kpool": 4,
+        "index_kpool_always_select_tail": True,
+        "layer_types": [_GLM_LAYERS[letter] for letter in "kkkskkss"],
+        "indexer_types": ["full"] * 7 + ["shared"],
+        "linear_attn_config": {
+            "kda_layers": [0, 1, 2, 4, 5],
+            "head_dim": 16,
+            "num_heads": 4,
+            "short_conv_kernel_size": 4,
+            "gate_lower_bound": -5.0,
+            "safe_gate": True,
+        },
+        "mlp_layer_types": ["dense"] + ["sparse"] * 7,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "swiglu_limit": 10.0,
+        "hc_mult": 4,
+        "hc_eps": 1e-6,
+        "hc_sinkhorn_iters": 20,
+        **IDS,
+    }
+    vision = {
+        "model_type": "glm5_next_vision",
+        "depth": 2,
+        "hidden_size": 64,
+        "num_heads": 4,
+        "intermediate_size": 128,
+        "out_hidden_size": 128,
+        "projection_intermediate_size": 192,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "image_size": 168,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": True,
+        "swiglu_limit": 10.0,
+    }
+    architecture = {"model_type": "glm5_next", "architectures": ["Glm5NextForConditionalGeneration"], "name": name}
+    media = {"image_token_id": 259, "video_token_id": 259, "image_start_token_id": 260, "image_end_token_id": 262}
+    media |= {"video_start_token_id": 266, "video_end_token_id": 267}
+    files = _files({**architecture, **IDS, **media, "text_config": text, "vision_config": vision})
+    processor = {"image_processor_type": "Glm5NextImageProcessor", "min_image_tokens": 4, "max_image_tokens": 36}
+    return files | {"preprocessor_config.json": processor}
+
+
+_GLM_LAYERS = {"k": "linear_attention", "s": "indexed_attention"}
 FAMILY_PRESETS = {
     "tiny-deepseek-v3.2": deepseek_v32,
     "tiny-glm-5": glm_5,
     "tiny-kimi-linear": kimi_linear,
+    "tiny-glm-5.3": glm_5_3,
 }

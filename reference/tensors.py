@@ -107,6 +107,11 @@ def _mla(c: ModelConfig, layer: int) -> dict[str, Stored]:
             "indexer.k_norm.bias": Stored((i.dim,)),
             "indexer.weights_proj.weight": Stored((i.heads, d)),
         }
+        if i.pool > 1:
+            table |= {
+                "indexer.index_kpool_compress_ape": Stored((i.pool, i.dim)),
+                "indexer.index_kpool_compress_gate": Stored((i.dim, d)),
+            }
     if m.gate:
         table["g_proj.weight"] = Stored((m.heads * m.v, d))
     return table | {"o_proj.weight": Stored((d, m.heads * m.v))}
@@ -151,6 +156,8 @@ def _vision(c: ModelConfig) -> dict[str, Stored]:
     v = c.vision
     if v is None:
         return {}
+    if v.kind == "glm":
+        return _glm_vision(c)
     inner, merged = v.heads * v.head_dim, v.hidden * v.merge * v.merge
     shapes: dict[str, tuple[int, ...]] = {
         "vision_tower.patch_embed.proj": (v.hidden, 3, v.patch, v.patch),
@@ -172,12 +179,51 @@ def _vision(c: ModelConfig) -> dict[str, Stored]:
         "vision_tower.encoder.final_layernorm": (v.hidden,),
         "mm_projector.proj.0": (merged, merged),
         "mm_projector.proj.2": (c.hidden, merged),
-        "mm_projector.post_norm": (c.hidden,),
     }
+    if v.projector_pre_norm:
+        shapes["mm_projector.pre_norm"] = (v.hidden,)
+    else:
+        shapes["mm_projector.post_norm"] = (c.hidden,)
     table = {f"{name}.weight": Stored(shape) for name, shape in shapes.items()}
     if v.norm == "layer":
         table |= {f"{name}.bias": Stored(shapes[name]) for name in norms}
+    if v.projector_pre_norm:
+        table["mm_projector.pre_norm.bias"] = Stored((v.hidden,))
     if v.bias:
-        without = {*norms, "vision_tower.patch_embed.pos_emb", "mm_projector.post_norm"}
+        without = {*norms, "vision_tower.patch_embed.pos_emb", "mm_projector.post_norm", "mm_projector.pre_norm"}
         table |= {f"{name}.bias": Stored(shape[:1]) for name, shape in shapes.items() if name not in without}
     return table
+
+
+def _glm_vision(c: ModelConfig) -> dict[str, Stored]:
+    v = c.vision
+    table = {
+        "patch_embed.proj.weight": Stored((v.hidden, 3, v.frames, v.patch, v.patch)),
+        "patch_embed.proj.bias": Stored((v.hidden,)),
+    }
+    for block in range(v.layers):
+        linears = {
+            "attn.qkv": (3 * v.hidden, v.hidden),
+            "attn.proj": (v.hidden, v.hidden),
+            "mlp.gate_proj": (v.mlp, v.hidden),
+            "mlp.up_proj": (v.mlp, v.hidden),
+            "mlp.down_proj": (v.hidden, v.mlp),
+        }
+        widths = {"norm1": v.hidden, "norm2": v.hidden, "attn.q_norm": v.head_dim, "attn.k_norm": v.head_dim}
+        own = {f"{name}.weight": Stored((width,)) for name, width in widths.items()}
+        own |= {f"{name}.weight": Stored(shape) for name, shape in linears.items()}
+        if v.bias:
+            own |= {f"{name}.bias": Stored(shape[:1]) for name, shape in linears.items()}
+        table |= {f"blocks.{block}.{name}": stored for name, stored in own.items()}
+    table |= {
+        "post_layernorm.weight": Stored((v.hidden,)),
+        "downsample.weight": Stored((v.out_hidden, v.hidden, v.merge, v.merge)),
+        "downsample.bias": Stored((v.out_hidden,)),
+        "merger.proj.weight": Stored((v.out_hidden, v.out_hidden)),
+        "merger.post_projection_norm.weight": Stored((v.out_hidden,)),
+        "merger.post_projection_norm.bias": Stored((v.out_hidden,)),
+        "merger.gate_proj.weight": Stored((v.projector_width, v.out_hidden)),
+        "merger.up_proj.weight": Stored((v.projector_width, v.out_hidden)),
+        "merger.down_proj.weight": Stored((v.out_hidden, v.projector_width)),
+    }
+    return {f"visual.{name}": stored for name, stored in table.items()}

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from reference.image_grid import ImageGrid, grid_within, image_grid
+from reference.image_grid import ImageGrid, grid_in_budget, grid_within, image_grid
+from reference.norm import layer_norm
 from reference.rounding import Round, exact, wide
 
 __all__ = [
@@ -73,22 +74,51 @@ def preprocess(
     Bicubic by PIL on uint8 in the image's own mode, so alpha is premultiplied while resizing; then alpha over the
     chessboard, zero bytes to whole merge groups on the right and below, (x/255 - mean)/std.
     """
+    picture = _picture(image)
+    grid = grid_within(*picture.size, patch=patch, merge=merge, patch_limit=patch_limit, side_limit=side_limit)
+    pixels = _over_chessboard(_resized(picture, grid))
+    x = _patches(pixels, grid, patch=patch, mean=mean, std=std).to(image.device)
+    return round("out", x), torch.tensor([1, grid.rows, grid.columns], device=image.device)
+
+
+def preprocess_in_budget(
+    image: torch.Tensor,
+    *,
+    patch: int,
+    merge: int,
+    min_tokens: int,
+    max_tokens: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    round: Round = exact,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `preprocess`, by GLM-5.3's rules: RGB first (alpha is dropped), then bicubic into a budget of tokens."""
+    picture = _picture(image).convert("RGB")
+    grid = grid_in_budget(*picture.size, patch=patch, merge=merge, min_tokens=min_tokens, max_tokens=max_tokens)
+    x = _patches(np.asarray(_resized(picture, grid)), grid, patch=patch, mean=mean, std=std).to(image.device)
+    return round("out", x), torch.tensor([1, grid.rows, grid.columns], device=image.device)
+
+
+def _picture(image: torch.Tensor) -> Image.Image:
     array = image.cpu().numpy()
-    height, width, channels = array.shape
-    grid = grid_within(width, height, patch=patch, merge=merge, patch_limit=patch_limit, side_limit=side_limit)
-    picture = Image.fromarray(array[:, :, 0] if channels == 1 else array)
-    if picture.size != (grid.width, grid.height):
-        picture = picture.resize((grid.width, grid.height), Image.Resampling.BICUBIC)
+    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+
+
+def _resized(picture: Image.Image, grid: ImageGrid) -> Image.Image:
+    size = grid.width, grid.height
+    return picture if picture.size == size else picture.resize(size, Image.Resampling.BICUBIC)
+
+
+def _patches(
+    content: np.ndarray, grid: ImageGrid, *, patch: int, mean: Sequence[float], std: Sequence[float]
+) -> torch.Tensor:
+    """RGB bytes on a canvas of zero bytes, normalised, cut into patches [P, 3*patch*patch], row-major, float64."""
     pixels = np.zeros((grid.rows * patch, grid.columns * patch, 3), np.uint8)
-    pixels[: grid.height, : grid.width] = _over_chessboard(picture)
-    x = torch.from_numpy(pixels).to(image.device, torch.float64) / 255
-    shift, spread = (torch.tensor(v, dtype=torch.float64, device=image.device) for v in (mean, std))
-    x = (x - shift) / spread
+    pixels[: grid.height, : grid.width] = content
+    shift, spread = (torch.tensor(v, dtype=torch.float64) for v in (mean, std))
+    x = (torch.from_numpy(pixels).to(torch.float64) / 255 - shift) / spread
     x = x.reshape(grid.rows, patch, grid.columns, patch, 3).permute(0, 2, 4, 1, 3)
-    return (
-        round("out", x.reshape(grid.rows * grid.columns, 3 * patch * patch)),
-        torch.tensor([1, grid.rows, grid.columns], device=image.device),
-    )
+    return x.reshape(grid.rows * grid.columns, 3 * patch * patch)
 
 
 def _over_chessboard(picture: Image.Image) -> np.ndarray:
@@ -163,18 +193,38 @@ def rope_2d(x: torch.Tensor, *, grids: Grids, theta: float, round: Round = exact
     Positions restart in every image and repeat in every frame. The angle is a float32 product even for float64 input.
     """
     d = x.shape[-1]
-    frequency = (1.0 / theta ** (torch.arange(0, d, 4, dtype=torch.float32) / d)).to(x.device)
     angles = []
     for t, h, w in grids:
-        row = torch.arange(h, device=x.device).repeat_interleave(w).float()
-        column = torch.arange(w, device=x.device).repeat(h).float()
-        pairs = torch.stack([column[:, None] * frequency, row[:, None] * frequency], dim=-1)
-        angles.append(pairs.reshape(h * w, d // 2).repeat(t, 1))
+        row, column = _angles(h, w, d, theta, x.device)
+        angles.append(torch.stack([column, row], dim=-1).reshape(h * w, d // 2).repeat(t, 1))
     wide = _wide(x)
     angle = torch.cat(angles).to(wide.dtype)[:, None]
     even, odd = wide[..., 0::2], wide[..., 1::2]
     turned = torch.stack([even * angle.cos() - odd * angle.sin(), odd * angle.cos() + even * angle.sin()], dim=-1)
     return round("out", turned.flatten(-2)).to(x.dtype)
+
+
+def rope_axial(x: torch.Tensor, *, grids: Grids, theta: float, round: Round = exact) -> torch.Tensor:
+    """x [P, H, d] with pairs (i, i + d/2) rotated: i < d/4 by row * f_i, the others by column * f_(i - d/4), with
+    f_i = theta^(-4i/d) (GLM-5.3). Positions and precision of the angle as in `rope_2d`."""
+    d = x.shape[-1]
+    angles = []
+    for t, h, w in grids:
+        row, column = _angles(h, w, d, theta, x.device)
+        angles.append(torch.cat([row, column], dim=-1).repeat(t, 1))
+    wide = _wide(x)
+    angle = torch.cat(angles).to(wide.dtype)[:, None]
+    a, b = wide[..., : d // 2], wide[..., d // 2 :]
+    turned = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=-1)
+    return round("out", turned).to(x.dtype)
+
+
+def _angles(h: int, w: int, d: int, theta: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 angles [h*w, d/4] of each patch by its row and by its column."""
+    frequency = (1.0 / theta ** (torch.arange(0, d, 4, dtype=torch.float32) / d)).to(device)
+    row = torch.arange(h, device=device).repeat_interleave(w).float()
+    column = torch.arange(w, device=device).repeat(h).float()
+    return row[:, None] * frequency, column[:, None] * frequency
 
 
 def attention(
@@ -236,6 +286,46 @@ def project(
     projected = round("projected", _linear(hidden, w1))
     rms = (projected * projected).mean(-1, keepdim=True).add(eps).sqrt()
     return round("out", projected / rms * norm_weight.to(projected.dtype)).to(x.dtype)
+
+
+def project_plain(
+    x: torch.Tensor,
+    *,
+    w0: torch.Tensor,
+    w1: torch.Tensor,
+    bias0: torch.Tensor | None = None,
+    bias1: torch.Tensor | None = None,
+    round: Round = exact,
+) -> torch.Tensor:
+    """gelu(x w0^T + b0) w1^T + b1, the erf form of gelu: a projector without a norm behind it (Kimi K2.5)."""
+    hidden = round("h", F.gelu(_linear(_wide(x), w0, bias0)))
+    return round("out", _linear(hidden, w1, bias1)).to(x.dtype)
+
+
+def gated_mlp(
+    x: torch.Tensor,
+    *,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    limit: float,
+    gate_bias: torch.Tensor | None = None,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    round: Round = exact,
+) -> torch.Tensor:
+    """silu(min(g, limit)) clamp(u, -limit, limit) through down, with biases: x [P, Dv] -> [P, Dv] (GLM-5.3)."""
+    wide_x = _wide(x)
+    g, u = round("gate", _linear(wide_x, gate, gate_bias)), round("up", _linear(wide_x, up, up_bias))
+    hidden = round("h", F.silu(g.clamp(max=limit)) * u.clamp(-limit, limit))
+    return round("out", _linear(hidden, down, down_bias)).to(x.dtype)
+
+
+def normed_gelu(
+    x: torch.Tensor, *, weight: torch.Tensor, bias: torch.Tensor, eps: float, round: Round = exact
+) -> torch.Tensor:
+    """gelu(LayerNorm(x)), the erf form of gelu: x [tokens, M] -> [tokens, M] (GLM-5.3's merger)."""
+    return round("out", F.gelu(layer_norm(_wide(x), weight=weight, bias=bias, eps=eps))).to(x.dtype)
 
 
 # --------------------------------------------------------------------------------------------------------- splice

@@ -8,6 +8,7 @@ from typing import Any
 from reference.config import ModelConfig
 from reference.errors import CheckpointError
 from reference.families.deepseek import deepseek_v3, deepseek_v32, glm_moe_dsa
+from reference.families.glm5_next import glm5_next
 from reference.families.keys import Keys
 from reference.families.kimi_k3 import kimi_k3, kimi_linear
 from reference.families.parts import SPECIAL_TEXTS
@@ -18,6 +19,7 @@ Reader = Callable[[Keys, dict[str, Any], dict[str, Any]], ModelConfig]
 READERS: dict[str, Reader] = {
     "deepseek_v3": deepseek_v3,
     "deepseek_v32": deepseek_v32,
+    "glm5_next": glm5_next,
     "glm_moe_dsa": glm_moe_dsa,
     "kimi_k3": kimi_k3,
     "kimi_linear": kimi_linear,

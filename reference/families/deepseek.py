@@ -98,7 +98,7 @@ def _index(text: Keys, layout: str) -> Index:
     )
 
 
-def mixture(text: Keys, *, layers: int) -> Moe:
+def mixture(text: Keys, *, layers: int, first_dense: int = 0) -> Moe:
     """Routed experts under DeepSeek's names. `moe_layer_freq` other than 1 thins them out."""
     width = text.integer("moe_intermediate_size")
     return Moe(
@@ -111,6 +111,6 @@ def mixture(text: Keys, *, layers: int) -> Moe:
         renormalise=text.flag("norm_topk_prob", True),
         scale=text.number("routed_scaling_factor", 1.0),
         scoring=text.text("scoring_func", "sigmoid"),
-        first_dense=leading_dense(text, layers=layers, default=0),
+        first_dense=leading_dense(text, layers=layers, default=first_dense),
         frequency=text.integer("moe_layer_freq", 1),
     )

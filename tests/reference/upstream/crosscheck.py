@@ -9,7 +9,7 @@ import contextlib
 import math
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +19,10 @@ from torch.overrides import TorchFunctionMode
 from upstream_configs import FAMILIES, upstream_model
 
 from reference.generate import generate
+from reference.image_grid import image_grid
 from reference.layers import just_call
 from reference.model import Model
+from reference.vision import preprocess, preprocess_in_budget
 from reference.weights import Checkpoint
 
 UPSTREAM_VERSION = "5.24.0"
@@ -81,8 +83,14 @@ def _values(name: str, shape: torch.Size, normal: Callable[[torch.Size, float], 
         return 1 + normal(shape, 0.2)
     if len(shape) == 1:
         return normal(shape, 0.3)
+    if name.endswith(".fn"):  # milder mixing of streams: it multiplies upstream's own float32 noise from layer to layer
+        return normal(shape, 0.3 / math.sqrt(shape[-1]))
+    if "embed_tokens" in name or "pos_emb" in name:
+        return normal(shape, 1.0)
+    # Image features as large as embeddings: small ones magnify the float32 noise of what is added to them.
+    gain = 10.0 if name.endswith(("merger.down_proj.weight", "mm_projector.out_proj.weight")) else 1.0
     fan_in = math.prod(shape[1:]) if len(shape) > 3 else shape[-1]
-    return normal(shape, 1.0 if "embed_tokens" in name or "pos_emb" in name else 1.2 / math.sqrt(fan_in))
+    return normal(shape, gain / math.sqrt(fan_in))
 
 
 # ------------------------------------------------------------------------------------------------------- comparison
@@ -100,15 +108,15 @@ class Pair:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Largest relative error over rows; `margin` of the closest selection; `same_tokens` None where none are made."""
+    """Relative error of all logits; `margin` of the closest selection; `same_tokens` None where none are made."""
 
     error: float
     margin: float
     same_tokens: bool | None = None
 
-    @property
-    def decided(self) -> bool:
-        return self.margin >= SMALLEST_MARGIN
+    def counts(self, dtype: torch.dtype) -> bool:
+        """Whether precision cannot have decided a selection; in float64 it never does."""
+        return dtype == torch.float64 or self.margin >= SMALLEST_MARGIN
 
 
 def saved_by_upstream(family: str, directory: Path, *, seed: int, dtype: torch.dtype) -> Pair:
@@ -116,6 +124,8 @@ def saved_by_upstream(family: str, directory: Path, *, seed: int, dtype: torch.d
     model = upstream_model(family)
     randomise(model, seed)
     model.save_pretrained(directory)
+    if hasattr(model.model, "visual"):
+        glm_processor(min_tokens=2, max_tokens=8).save_pretrained(directory)
     return _pair(model, directory, dtype)
 
 
@@ -142,9 +152,21 @@ def token_ids(seed: int, *, high: int = 120, rows: int = ROWS) -> torch.Tensor:
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest ||found - expected|| / ||expected|| of a row."""
-    difference = (found.double() - expected.double()).norm(dim=-1)
-    return float((difference / expected.double().norm(dim=-1)).max())
+    """||found - expected|| / ||expected|| over all rows together."""
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids with every media pad in place; images for us, and what upstream takes for them."""
+
+    ids: torch.Tensor
+    images: tuple[torch.Tensor, ...] = ()
+    upstream: dict[str, Any] = field(default_factory=dict)
+
+
+def text_prompt(pair: Pair, seed: int) -> Prompt:
+    return Prompt(token_ids(seed))
 
 
 class Margins:
@@ -179,53 +201,46 @@ class Margins:
 
 
 @torch.no_grad()
-def prefill(pair: Pair, ids: torch.Tensor, **media: Any) -> Outcome:
+def prefill(pair: Pair, prompt: Prompt) -> Outcome:
     """All logits of one causal pass."""
     margins = Margins()
     with precision(pair.dtype):
-        expected = pair.upstream(ids[None], **media.get("upstream", {})).logits[0]
-    found = pair.ours.forward(ids, images=media.get("images", ()), call=margins)
+        expected = pair.upstream(prompt.ids[None], **prompt.upstream).logits[0]
+    found = pair.ours.forward(prompt.ids, images=prompt.images, call=margins)
     return Outcome(relative_error(found, expected), margins.smallest)
 
 
 @torch.no_grad()
-def decode(pair: Pair, ids: torch.Tensor, **media: Any) -> Outcome:
+def decode(pair: Pair, prompt: Prompt) -> Outcome:
     """Cached logits: a prefill, then every further token by itself, on both sides."""
-    margins, state = Margins(), pair.ours.start()
-    found = [pair.ours.extend(state, ids[:PREFILL], images=media.get("images", ()), call=margins)]
+    margins, state, ids = Margins(), pair.ours.start(), prompt.ids
+    found = [pair.ours.extend(state, ids[:PREFILL], images=prompt.images, call=margins)]
     found += [pair.ours.extend(state, ids[n : n + 1], call=margins) for n in range(PREFILL, len(ids))]
     with precision(pair.dtype):
-        out = pair.upstream(ids[None, :PREFILL], use_cache=True, **media.get("upstream", {}))
+        out = pair.upstream(ids[None, :PREFILL], use_cache=True, **prompt.upstream)
         expected = [out.logits[0]]
         for n in range(PREFILL, len(ids)):
-            out = pair.upstream(ids[None, n : n + 1], use_cache=True, **{CACHE: cache_of(out)})
+            out = pair.upstream(ids[None, n : n + 1], use_cache=True, cache=out.cache)
             expected.append(out.logits[0])
     return Outcome(relative_error(torch.cat(found), torch.cat(expected)), margins.smallest)
 
 
-CACHE = "cache"
-
-
-def cache_of(out: Any) -> Any:
-    return out.cache
-
-
 @torch.no_grad()
-def generation(pair: Pair, ids: torch.Tensor, **media: Any) -> Outcome:
+def generation(pair: Pair, prompt: Prompt) -> Outcome:
     """Greedy answers of both sides, and the error of our logits beside upstream's scores."""
     margins = Margins()
     with precision(pair.dtype):
         answer = pair.upstream.generate(
-            ids[None],
-            attention_mask=torch.ones_like(ids)[None],
+            prompt.ids[None],
+            attention_mask=torch.ones_like(prompt.ids)[None],
             max_new_tokens=NEW,
             do_sample=False,
             eos_token_id=None,
             output_logits=True,
             return_dict_in_generate=True,
-            **media.get("upstream", {}),
+            **prompt.upstream,
         )
-    turn = SimpleNamespace(tokens=ids.tolist(), images=media.get("images", ()))
+    turn = SimpleNamespace(tokens=prompt.ids.tolist(), images=prompt.images)
     request = SimpleNamespace(turns=[turn], max_new_tokens=NEW, stop_tokens=(), temperature=0.0, seed=0, forced=())
     own = generate(pair.ours, request, call=margins)
     best = own.logits.topk(2, dim=-1).values
@@ -234,7 +249,63 @@ def generation(pair: Pair, ids: torch.Tensor, **media: Any) -> Outcome:
     return Outcome(error, margin, list(own.tokens) == answer.sequences[0].tolist())
 
 
-MODES: dict[str, Callable[..., Outcome]] = {"prefill": prefill, "decode": decode, "generate": generation}
+# ----------------------------------------------------------------------------------------------------------- images
+
+
+def image_prompt(pair: Pair, seed: int) -> Prompt:
+    """Two drawn images of different shapes between drawn tokens, 40 in all."""
+    generator = torch.Generator().manual_seed(2000 + seed)
+    images = tuple(torch.randint(0, 256, (h, w, 3), generator=generator).byte() for h, w in ((50, 80), (120, 40)))
+    vision = pair.checkpoint.config.vision
+    tokens = [image_grid(image.shape[1], image.shape[0], vision).tokens for image in images]
+    text, pad = token_ids(seed).tolist(), pair.checkpoint.config.tokens.media_pad
+    ids = [*text[:3], *[pad] * tokens[0], *text[3:6], *[pad] * tokens[1], *text[6:8]]
+    ids += text[8 : 8 + ROWS - len(ids)]
+    assert sum(tokens) < PREFILL - 6, "the images must lie in the prefill"
+    pixels, grids = (glm_pixels if vision.kind == "glm" else moonvit_pixels)(images, vision)
+    return Prompt(torch.tensor(ids), images, {"pixel_values": pixels.to(pair.dtype), "image_grid_thw": grids})
+
+
+def glm_processor(*, min_tokens: int, max_tokens: int) -> Any:
+    from transformers.models.glm5_next.image_processing_pil_glm5_next import Glm5NextImageProcessorPil
+
+    return Glm5NextImageProcessorPil(min_image_tokens=min_tokens, max_image_tokens=max_tokens)
+
+
+def glm_pixels(images: tuple[torch.Tensor, ...], vision: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Our float64 pixels as upstream lays them out, by merge group and with every frame: its own are float32."""
+    budget = {"min_tokens": vision.min_tokens, "max_tokens": vision.max_tokens}
+    shape = {"patch": vision.patch, "merge": vision.merge, "mean": vision.image_mean, "std": vision.image_std}
+    parts, grids = zip(*(preprocess_in_budget(i, **shape, **budget) for i in images), strict=True)
+    m, laid = vision.merge, []
+    for part, (_, h, w) in zip(parts, (grid.tolist() for grid in grids), strict=True):
+        by_group = part.reshape(h // m, m, w // m, m, 3, -1).transpose(1, 2).flatten(0, 3)
+        laid.append(by_group[:, :, None].expand(-1, -1, vision.frames, -1).flatten(1))
+    return torch.cat(laid), torch.stack(grids)
+
+
+def moonvit_pixels(images: tuple[torch.Tensor, ...], vision: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Our pixels: upstream's processor needs torchvision."""
+    limits = {"patch_limit": vision.patch_limit, "side_limit": vision.side_limit}
+    shape = {"patch": vision.patch, "merge": vision.merge, "mean": vision.image_mean, "std": vision.image_std}
+    parts, grids = zip(*(preprocess(i, **shape, **limits) for i in images), strict=True)
+    return torch.cat(parts).unflatten(-1, (3, vision.patch, vision.patch)), torch.stack(grids)
+
+
+RUNS: dict[str, Callable[[Pair, Prompt], Outcome]] = {"prefill": prefill, "decode": decode, "generate": generation}
+
+
+def prompts(pair: Pair, seed: int) -> dict[str, Prompt]:
+    """What a pair is asked: text, and text with images when it has a tower."""
+    own = {"text": text_prompt(pair, seed)}
+    return own if pair.checkpoint.config.vision is None else own | {"image": image_prompt(pair, seed)}
+
+
+def outcomes(pair: Pair, seed: int) -> Iterator[tuple[str, Outcome]]:
+    """(mode, Outcome) of every kind of prompt x run, e.g. "image decode"."""
+    for kind, prompt in prompts(pair, seed).items():
+        for name, run in RUNS.items():
+            yield f"{kind} {name}", run(pair, prompt)
 
 
 # ------------------------------------------------------------------------------------------------------------ table
@@ -257,14 +328,14 @@ def reference_errors(families: tuple[str, ...] = (), seeds: tuple[int, ...] = (0
     """Every family (or those named) x mode x precision, measured now."""
     for family in families or tuple(FAMILIES):
         for dtype, bound in BOUNDS.items():
-            outcomes: dict[str, list[Outcome]] = {mode: [] for mode in MODES}
+            found: dict[str, list[Outcome]] = {}
             for seed in seeds:
                 with tempfile.TemporaryDirectory() as directory:
                     pair = saved_by_upstream(family, Path(directory), seed=seed, dtype=dtype)
-                    for mode, run in MODES.items():
-                        outcomes[mode].append(run(pair, token_ids(seed)))
-            for mode, own in outcomes.items():
-                kept = [o for o in own if o.decided or dtype == torch.float64]
+                    for mode, outcome in outcomes(pair, seed):
+                        found.setdefault(mode, []).append(outcome)
+            for mode, own in found.items():
+                kept = [o for o in own if o.counts(dtype)]
                 worst = max((o.error for o in kept), default=math.nan)
                 name = str(dtype).removeprefix("torch.")
                 yield Row(family, mode, name, worst, bound, len(kept), len(own) - len(kept))
@@ -279,9 +350,8 @@ def assert_reads_what_upstream_saved(family: str, directory: Path, *, dtype: tor
     for seed in (0, 1):
         pair = saved_by_upstream(family, directory / str(seed), seed=seed, dtype=dtype)
         assert (pair.checkpoint.unknown_keys, pair.checkpoint.unexpected) == ((), ())
-        for mode, run in MODES.items():
-            outcome = run(pair, token_ids(seed))
-            if dtype == torch.float32 and not outcome.decided:
+        for mode, outcome in outcomes(pair, seed):
+            if not outcome.counts(dtype):
                 continue
             decided += 1
             assert outcome.error <= BOUNDS[dtype], (mode, seed, outcome)
@@ -290,19 +360,26 @@ def assert_reads_what_upstream_saved(family: str, directory: Path, *, dtype: tor
 
 
 def assert_upstream_reads_what_we_write(family: str, directory: Path) -> None:
-    """Every mode on a directory of ours that transformers loads: in float64 where nothing is rotated, else in float32,
-    since upstream's frequencies are float32 powers and need not be the nearest ones."""
-    dtype = torch.float64 if Checkpoint(directory).config.rope.layout == "none" else torch.float32
-    pair = written_here(family, directory, dtype=dtype)
-    outcomes = [run(pair, token_ids(seed)) for seed in (0, 1, 2) for run in MODES.values()]
-    decided = [outcome for outcome in outcomes if outcome.decided or dtype == torch.float64]
-    assert decided, "no sequence was decided by a clear margin: choose others"
-    assert max(outcome.error for outcome in decided) <= BOUNDS[dtype]
-    assert all(outcome.same_tokens in (None, True) for outcome in decided)
+    """Every mode on a directory of ours that transformers loads, in float64. What is rotated meets the float32 bound:
+    upstream raises theta to its powers in float32, and its frequencies need not be the nearest ones."""
+    pair = written_here(family, directory, dtype=torch.float64)
+    rotated = {"text": pair.checkpoint.config.rope.layout != "none"}
+    rotated["image"] = True
+    decided = 0
+    for seed in (0, 1, 2):
+        for mode, outcome in outcomes(pair, seed):
+            dtype = torch.float32 if rotated[mode.split()[0]] else torch.float64
+            if not outcome.counts(dtype):
+                continue
+            decided += 1
+            assert outcome.error <= BOUNDS[dtype], (mode, seed, outcome)
+            assert outcome.same_tokens in (None, True), (mode, seed)
+    assert decided >= 3, "too few sequences were decided by a clear margin: choose others"
 
 
-def error_of_other_reading(pair: Pair, change: Callable[[Any], Any], *, seed: int = 0) -> float:
+def error_of_other_reading(pair: Pair, change: Callable[[Any], Any], *, kind: str = "text", seed: int = 0) -> float:
     """The error of a prefill when our configuration is read differently: `change` takes and gives a ModelConfig."""
+    prompt = prompts(pair, seed)[kind]
     other = Model(pair.checkpoint, dtype=torch.float64)
     other.config = change(other.config)
-    return prefill(Pair(pair.upstream, other, pair.checkpoint, pair.dtype), token_ids(seed)).error
+    return prefill(replace(pair, ours=other), prompt).error

@@ -32,6 +32,7 @@ INDEXER = {"index_topk": 16, "index_head_dim": 16, "index_n_heads": 32}  # few h
 
 # theta 256 over 8 dims, and a YaRN ramp of halves, make every frequency a short binary fraction: the float32 angle is
 # then exact, so that a float64 comparison sees the formula and not the rounding of the angle.
+MEDIA_ENDS = (("image", "start"), ("image", "end"), ("video", "start"), ("video", "end"))
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 256.0,
@@ -91,6 +92,51 @@ def kimi_linear() -> Any:
     )
 
 
+def glm_5_3() -> Any:
+    from transformers import Glm5NextConfig
+
+    text = COMMON | {
+        "vocab_size": 200,
+        "num_hidden_layers": 8,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "q_lora_rank": 48,
+        "qk_rope_head_dim": 0,
+        "index_topk": 16,
+        "index_head_dim": 16,
+        "index_n_heads": 16,
+        "index_kpool": 4,
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 7,
+        # a shared layer must directly follow the full one: upstream hands a selection no further
+        "layer_types": [{"k": "linear_attention", "s": "indexed_attention"}[c] for c in "kkkskkss"],
+        "indexer_types": ["full"] * 7 + ["shared"],
+        "swiglu_limit": 1.0,  # small enough to cut
+        "max_position_embeddings": 512,
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 64,
+        "out_hidden_size": 64,
+        "projection_intermediate_size": 48,
+        "image_size": 56,
+        "swiglu_limit": 0.5,
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 256.0},
+    }
+    ids = {f"{kind}_{end}_token_id": 192 + n for n, (kind, end) in enumerate(MEDIA_ENDS)}
+    return Glm5NextConfig(text_config=text, vision_config=vision, image_token_id=190, video_token_id=191, **ids)
+
+
+def _image_text() -> Any:
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText
+
+
 def _causal() -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -101,6 +147,7 @@ FAMILIES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "deepseek-v3.2": (deepseek_v32, _causal),
     "glm-5": (glm_5, _causal),
     "kimi-linear": (kimi_linear, _causal),
+    "glm-5.3": (glm_5_3, _image_text),
 }
 
 
