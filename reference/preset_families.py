@@ -175,10 +175,56 @@ def glm_5_3(name: str) -> JsonFiles:
     return files | {"preprocessor_config.json": processor}
 
 
+def kimi_k2_5(name: str) -> JsonFiles:
+    """Full latent attention under YaRN, a tower with LayerNorms and biases, a projector with the norm in front."""
+    scaling = {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 2048,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+    text = {
+        **_DEEPSEEK,
+        "model_type": "deepseek_v3",
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 0,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 50000.0,
+        "rope_interleave": True,
+        "rope_scaling": scaling,
+    }
+    vision = {
+        "model_type": "kimi_k25_vision",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "hidden_act": "gelu_pytorch_tanh",
+        "patch_size": 14,
+        "merge_kernel_size": [2, 2],
+        "pos_emb_height": 8,
+        "pos_emb_width": 8,
+        "pos_emb_time": 4,
+    }
+    architecture = {"model_type": "kimi_k25", "architectures": ["Kimi_K25ForConditionalGeneration"], "name": name}
+    media = {"image_token_id": 259, "vision_start_token_id": 260, "vision_end_token_id": 262}
+    projector = {"projection_hidden_size": 64, "projection_layer_norm_eps": 1e-5, "tie_word_embeddings": False}
+    files = _files({**architecture, **IDS, **media, **projector, "text_config": text, "vision_config": vision})
+    limits = {"in_patch_limit": 144, "patch_limit_on_one_side": 16, "patch_size": 14, "merge_kernel_size": 2}
+    means = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    return files | {"preprocessor_config.json": {"media_proc_cfg": {**limits, **means}}}
+
+
 _GLM_LAYERS = {"k": "linear_attention", "s": "indexed_attention"}
 FAMILY_PRESETS = {
     "tiny-deepseek-v3.2": deepseek_v32,
     "tiny-glm-5": glm_5,
     "tiny-kimi-linear": kimi_linear,
     "tiny-glm-5.3": glm_5_3,
+    "tiny-kimi-k2.5": kimi_k2_5,
 }

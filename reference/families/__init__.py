@@ -11,6 +11,7 @@ from reference.families.deepseek import deepseek_v3, deepseek_v32, glm_moe_dsa
 from reference.families.glm5_next import glm5_next
 from reference.families.keys import Keys
 from reference.families.kimi_k3 import kimi_k3, kimi_linear
+from reference.families.kimi_k25 import kimi_k25
 from reference.families.parts import SPECIAL_TEXTS
 
 __all__ = ["READERS", "SPECIAL_TEXTS", "read_config", "read_config_and_rest"]
@@ -21,6 +22,7 @@ READERS: dict[str, Reader] = {
     "deepseek_v32": deepseek_v32,
     "glm5_next": glm5_next,
     "glm_moe_dsa": glm_moe_dsa,
+    "kimi_k25": kimi_k25,
     "kimi_k3": kimi_k3,
     "kimi_linear": kimi_linear,
 }

@@ -66,6 +66,7 @@ def _structural(text: Keys) -> None:
     """Marks keys as read that say again what other keys say, or that only training reads."""
     for key in ("qk_head_dim", "output_router_logits", "pretraining_tp", "ep_size", "router_aux_loss_coef"):
         text.used.add(key)
+    text.used.add("num_nextn_predict_layers")  # its layers draft; the tokens of the model do not depend on them
     must_be(text, "topk_method", "noaux_tc")
     kinds = text.value("layer_types", list, [])
     if set(kinds) <= {"indexed_attention", "full_attention"}:

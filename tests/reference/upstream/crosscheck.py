@@ -60,11 +60,8 @@ def randomise(model: Any, seed: int) -> None:
     def normal(shape: torch.Size, scale: float) -> torch.Tensor:
         return torch.randn(shape, generator=generator) * scale
 
-    tensors = [*model.named_parameters(), *model.named_buffers()]
     with torch.no_grad():
-        for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
-            if "inv_freq" in name or not tensor.dtype.is_floating_point:
-                continue
+        for name, tensor in sorted(model.state_dict().items()):  # what is computed, as frequencies, is not in it
             tensor.copy_(_values(name, tensor.shape, normal))
 
 

@@ -131,6 +131,29 @@ def glm_5_3() -> Any:
     return Glm5NextConfig(text_config=text, vision_config=vision, image_token_id=190, video_token_id=191, **ids)
 
 
+def kimi_k2_5() -> Any:
+    from transformers import Kimi_K25Config
+
+    text = COMMON | DEEPSEEK | {"model_type": "deepseek_v3", "vocab_size": 200, "n_group": 1, "topk_group": 1}
+    text |= {"first_k_dense_replace": 1, "rope_parameters": YARN | {"mscale_all_dim": 1.0}}
+    vision = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "pos_emb_height": 8,
+        "pos_emb_width": 8,
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 256.0},
+    }
+    return Kimi_K25Config(
+        image_token_id=190,
+        projection_hidden_size=32,  # its default is the released width
+        tie_word_embeddings=False,
+        text_config=text,
+        vision_config=vision,
+    )
+
+
 def _image_text() -> Any:
     from transformers import AutoModelForImageTextToText
 
@@ -148,6 +171,7 @@ FAMILIES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "glm-5": (glm_5, _causal),
     "kimi-linear": (kimi_linear, _causal),
     "glm-5.3": (glm_5_3, _image_text),
+    "kimi-k2.5": (kimi_k2_5, _image_text),
 }
 
 
