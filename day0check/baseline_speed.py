@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from day0check.baseline import Entry, Times, machine_median
@@ -50,18 +51,20 @@ class SpeedRow:
 
 @dataclass(frozen=True)
 class _Shares:
-    """Samples of one clock as shares of the baseline's median of their step; `runs`: median of each baseline run."""
+    """Samples of one clock as shares of the baseline's median of their step; `then` by run of the baseline."""
 
     now: tuple[float, ...] = ()
-    then: tuple[float, ...] = ()
-    runs: tuple[float, ...] = ()
+    then: tuple[tuple[float, ...], ...] = ()
 
     def __add__(self, other: _Shares) -> _Shares:
-        return _Shares(self.now + other.now, self.then + other.then, self.runs + other.runs)
+        runs = zip_longest(self.then, other.then, fillvalue=())
+        return _Shares(self.now + other.now, tuple(a + b for a, b in runs))
 
-    def ratio(self, *, one_case: bool) -> Ratio:
-        spread = spread_of_runs(self.runs) if one_case else 0.0
-        return ratio_of_medians(self.now, self.then).widened(spread)
+    def ratio(self) -> Ratio:
+        """With the interval widened by what runs of the same thing differ by."""
+        runs = [run for run in self.then if run]
+        every = [share for run in runs for share in run]
+        return ratio_of_medians(self.now, every).widened(spread_of_runs([median(run) for run in runs]))
 
 
 CLOCKS = ("wall", "fair", "own")
@@ -84,7 +87,7 @@ def speed_rows(pairs: Iterable[tuple[Entry, Entry]]) -> list[SpeedRow]:
 def judged(what: str, phase: str, shares: tuple[_Shares, ...]) -> SpeedRow:
     if len(shares[0].now) < FEWEST_SAMPLES:
         return SpeedRow(what, phase, "too few")
-    wall, fair, own = (s.ratio(one_case=what != ALL) for s in shares)
+    wall, fair, own = (s.ratio() for s in shares)
     return SpeedRow(what, phase, verdict_of(wall, fair, own), wall, fair, own)
 
 
@@ -105,11 +108,9 @@ def _shares(then: Entry, now: Entry, phase: str, clock: str) -> _Shares:
             base.setdefault(key, []).append(seconds)
     middle = {key: median(values) for key, values in base.items()}
     fresh = [_steps(run, phase, clock) for run in now.runs]
-    runs = [[s / middle[k] for k, s in _steps(run, phase, clock).items()] for run in then.runs]
     return _Shares(
         now=tuple(s / middle[k] for steps in fresh for k, s in steps.items() if k in middle),
-        then=tuple(v / middle[k] for k, values in base.items() for v in values),
-        runs=tuple(median(values) for values in runs if values),
+        then=tuple(tuple(s / middle[k] for k, s in _steps(run, phase, clock).items()) for run in then.runs),
     )
 
 

@@ -39,11 +39,14 @@ def test_twenty_repeats_of_the_same_are_ready(kept, tmp_path: Path) -> None:
         assert verdict.status == "ready", (seed, verdict.findings, verdict.not_run)
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])
-def test_a_candidate_slowed_by_thirty_percent_fails(kept, tmp_path: Path, noise: float) -> None:
+@pytest.mark.parametrize(("noise", "steps"), [(0.02, 30), (0.1, 30), (0.2, 200)])
+def test_a_candidate_slowed_by_thirty_percent_fails(tmp_path: Path, noise: float, steps: int) -> None:
     """Would catch a speed gate that never fires; no figure of time may stand in the finding."""
+    healthy = Knobs(noise=noise, decode_steps=steps)
+    record([entries(tmp_path / "first", healthy, seed=1)], tmp_path / "baselines", "a", at="")
+    kept = read_baseline(tmp_path / "baselines", "a")
     for seed in range(2, 6):
-        knobs = Knobs(slow=1.3, noise=noise)
+        knobs = replace(healthy, slow=1.3)
         verdict, comparison = gated(kept, tmp_path, knobs, seed=seed, name=f"slow{seed}")
         assert verdict.status == "not_ready"
         assert {f.check for f in verdict.findings} == {SPEED}
@@ -225,6 +228,17 @@ def test_a_file_that_cannot_be_used_is_told_and_left_as_it_was(tmp_path: Path, d
         record(run, tmp_path / "baselines", "a", at="", reason="because")
     assert file.read_bytes() == before
     assert [p.name for p in file.parent.iterdir()] == [file.name]
+
+
+def test_runs_that_differ_among_themselves_widen_the_interval(tmp_path: Path) -> None:
+    """Would catch a slow moment of the machine that fails a run, though recorded runs were as slow, in pools too."""
+    runs = [entries(tmp_path / f"run{i}", Knobs(slow=1 + 0.15 * i), seed=i) for i in range(3)]
+    record(runs, tmp_path / "baselines", "a", at="")
+    kept = read_baseline(tmp_path / "baselines", "a")
+    verdict, comparison = gated(kept, tmp_path, Knobs(slow=1.4), seed=9)
+    assert verdict.status == "ready"
+    assert {row["verdict"] for row in comparison.record["speed"]} == {"straddles"}
+    assert gated(kept, tmp_path, Knobs(slow=1.9), seed=9, name="third")[0].status == "not_ready"
 
 
 def test_names_and_absent_baselines(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,11 @@ from day0check.cli.assemble import moment
 from day0check.cli.options import run_folder
 from day0check.errors import UsageError
 from day0check.gate import read_verdict
+
+if TYPE_CHECKING:
+    from day0check.baseline import Entry
+
+MOST_WAITING = 0.15
 
 
 @click.group()
@@ -41,8 +47,20 @@ def record(name: str, run_dir: tuple[Path, ...], baselines: Path, reason: str | 
         if verdict.status != "ready":
             click.echo(f"note: the run in {folder} is {verdict.status}, not ready", err=True)
         runs.append(collect(folder, verdict))
+    for told in busy(runs):
+        click.echo(told, err=True)
     for path in keep(runs, baselines, name, at=moment(), reason=reason):
         click.echo(str(path))
+
+
+def busy(runs: list[dict[str, Entry]]) -> list[str]:
+    """A note when the processor was given to others for a good part of the recorded steps."""
+    steps = [step for run in runs for entry in run.values() for times in entry.runs for step in times.steps]
+    total = sum(step.seconds for step in steps)
+    share = sum(step.waited_seconds for step in steps) / total if total else 0.0
+    if share <= MOST_WAITING:
+        return []
+    return [f"note: other work took the processor for {share:.0%} of the time; a slowdown of this size may hide in it"]
 
 
 def newest_run(root: Path) -> Path:
