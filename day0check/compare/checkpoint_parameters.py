@@ -1,7 +1,8 @@
 """What the weights and settings must be: those with which the reference calls its operators on the same checkpoint.
 
-One token goes through the reference, and the smallest image where a candidate has shown one; packed experts are read
-from the files, all of them. Both are done once for a directory, whatever the number of cases.
+One token goes through the reference (one pool of them where index keys are pooled), and the smallest image where a
+candidate has shown one; packed experts are read from the files, all of them. Both are done once for a directory,
+whatever the number of cases.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class _Source:
             side = config.vision.patch * config.vision.merge
             model.image_features([torch.zeros(side, side, 3, dtype=torch.uint8)], call=call)
             return found
-        model.forward([0], call=call, form="plain" if part == "plain" else "absorbed")
+        rows = 1 if config.index is None else config.index.pool  # a whole pool of index keys
+        model.forward([0] * rows, call=call, form="plain" if part == "plain" else "absorbed")
         splice = {"media_pad": config.tokens.media_pad}
         found["splice.positions"] = Recorded("splice.positions", "splice.positions", "", None, 0, splice)
         return found

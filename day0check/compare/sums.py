@@ -46,10 +46,10 @@ def float32_floor(replay: Replay, oracle: tuple[torch.Tensor, ...], generator: t
     if name == "norm.rms":
         width = oracle[0].shape[-1]
         return [oracle[0].abs() * (UNIT * (1 + math.sqrt(width) / 8))]
-    if name == "image.preprocess":
+    if name in ("image.preprocess", "image.preprocess_in_budget"):
         return [(oracle[0].abs() + 1) * UNIT]
     floors = _measured(replay, oracle, generator)
-    if name in ("rope.apply", "vision.rope"):
+    if name in ("rope.apply", "vision.rope", "vision.rope_axial"):
         floors[0] = floors[0] + _angle(replay, oracle[0])
     return floors
 
@@ -127,12 +127,14 @@ def _angle(replay: Replay, oracle: torch.Tensor) -> torch.Tensor:
     """
     width = oracle.shape[-1]
     theta = replay.arguments["theta"]
-    interleaved = replay.contract.name == "vision.rope" or replay.arguments["layout"] == "interleaved"
+    name = replay.contract.name
+    interleaved = name == "vision.rope" or replay.arguments.get("layout") == "interleaved"
     pair = torch.arange(width, device=oracle.device)
     pair = pair // 2 if interleaved else pair % (width // 2)
-    if replay.contract.name == "vision.rope":
+    if name != "rope.apply":
         furthest = max(max(h, w) for _, h, w in replay.arguments["grids"])
-        frequency = theta ** (-4.0 * (pair // 2).to(torch.float64) / width)
+        pair = pair // 2 if interleaved else pair % (width // 4)  # every frequency turns one pair by row, one by column
+        frequency = theta ** (-4.0 * pair.to(torch.float64) / width)
         position = torch.tensor(float(furthest), dtype=torch.float64, device=oracle.device)
     else:
         frequency = theta ** (-2.0 * pair.to(torch.float64) / width)

@@ -54,7 +54,7 @@ CONTRACTS = (
         (Result("state", "batch ...", "any", rows="batch"),),
         "reference.cache:state_load",
         hard_inputs=("plain", "fresh"),
-        sites=("conv", "kda"),
+        sites=("conv", "kda", "pool"),
     ),
     Contract(
         "state.store",
@@ -66,6 +66,6 @@ CONTRACTS = (
         mutates=("pool",),
         after="reference.cache:state_stored",
         hard_inputs=("plain",),
-        sites=("conv", "kda"),
+        sites=("conv", "kda", "pool"),
     ),
 )

@@ -92,9 +92,15 @@ Generator = Callable[[Draw, str], tuple[Any, dict[str, Any]]]
 
 
 def _generators() -> dict[str, Generator]:
-    from day0check.contracts import hard_inputs_attention, hard_inputs_moe, hard_inputs_spine, hard_inputs_vision
+    from day0check.contracts import (
+        hard_inputs_attention,
+        hard_inputs_families,
+        hard_inputs_moe,
+        hard_inputs_spine,
+        hard_inputs_vision,
+    )
 
-    rooms = (hard_inputs_spine, hard_inputs_attention, hard_inputs_moe, hard_inputs_vision)
+    rooms = (hard_inputs_spine, hard_inputs_attention, hard_inputs_moe, hard_inputs_vision, hard_inputs_families)
     return {operator: g for room in rooms for operator, g in room.GENERATORS.items()}
 
 

@@ -46,7 +46,7 @@ def _position(d: Draw, name: str) -> Arguments:
     return d.act(_patches(grids), HIDDEN), {"table": d.act(8, 8, HIDDEN), "grids": grids, "mode": "bilinear"}
 
 
-def _rope(d: Draw, name: str) -> Arguments:
+def rope(d: Draw, name: str) -> Arguments:
     grids = _grids(name)
     return d.act(_patches(grids), HEADS, 16), {"grids": grids, "theta": 10000.0}
 
@@ -86,7 +86,7 @@ def _project(d: Draw, name: str) -> Arguments:
 GENERATORS: dict[str, Generator] = {
     "image.preprocess": _preprocess,
     "vision.position": _position,
-    "vision.rope": _rope,
+    "vision.rope": rope,
     "vision.attention": _attention,
     "vision.mlp": _mlp,
     "vision.merge": _merge,

@@ -52,6 +52,7 @@ FUSED_FORMS: dict[str, str] = {
     "dsa.attention": "flash",
     "vision.attention": "flash",
     "vision.mlp": "fused",
+    "vision.gated_mlp": "fused",
     "kda.conv": "fused",
     "kda.attention": "chunked",
 }
@@ -66,6 +67,7 @@ EAGER_FORMS: dict[str, str] = {
     "dsa.attention": "eager",
     "vision.attention": "eager",
     "vision.mlp": "eager",
+    "vision.gated_mlp": "eager",
     "kda.conv": "eager",
     "kda.attention": "chunked_bf16",
 }
