@@ -15,6 +15,8 @@ from day0check.errors import Unavailable
 from day0check.probe.registry import OwnedPool
 from reference.config import ModelConfig
 
+PAGED, STATES = ("kv", "index"), ("conv", "kda", "pool")
+
 
 class FreeList:
     """Numbers 0..count-1, given out in shuffled order so that nothing may assume neighbours, the longest free first.
@@ -46,10 +48,12 @@ class FreeList:
 class Caches:
     """Pools of all layers. One page number means the same page in every layer, one slot the same slot.
 
-    `kv[layer]` [pages, page, kv_lora + rope], `index[layer]` [pages, page, dI], both in the activation type;
-    `conv[layer]` [slots, W-1, C] in the activation type, `kda[layer]` [slots, H, dk, dv] float32.
+    `kv[layer]` [pages, page, kv_lora + rope], `index[layer]` [pages, index_page, dI], both in the activation type;
+    `conv[layer]` [slots, W-1, C] in the activation type, `kda[layer]` [slots, H, dk, dv] float32. Where index keys are
+    pooled over P tokens, `index` holds a key a pool, and `pool[layer]` [slots, 2, P-1, dI] the keys and the gates of
+    the tokens whose pool is not whole yet.
     New memory is NaN: whoever reads what nobody wrote must show it. `layouts` own the memory of the pools that they
-    are named after ("kv", "index", "state" for conv and kda); such a pool is an OwnedPool.
+    are named after ("kv", "index", "state" for conv, kda and pool); such a pool is an OwnedPool.
     """
 
     def __init__(
@@ -64,19 +68,25 @@ class Caches:
         seed: int = 0,
         layouts: Mapping[str, Any] | None = None,
     ) -> None:
+        i = config.index
+        self.page, self.device = page, device
+        self.index_page = page if i is None else -(-page // i.pool)  # pages of n tokens have room for their pools
+        sizes = {"kv": (pages, page), "index": (pages, self.index_page), "state": (slots, 1)}
+
         def pool(name: str, *row: int, kind: torch.dtype = dtype) -> Tensor | OwnedPool:
-            count, size = (slots, 1) if name == "state" else (pages, page)
+            count, size = sizes[name]
             if layouts and name in layouts:
                 return OwnedPool.allocate(layouts[name], pages=count, page=size, row=row, dtype=kind, device=device)
-            shape = (slots, *row) if name == "state" else (pages, page, *row)
+            shape = (slots, *row) if name == "state" else (count, size, *row)
             return torch.full(shape, float("nan"), dtype=kind, device=device)
 
-        self.page, self.device = page, device
         self.pages, self.slots = FreeList(pages, seed), FreeList(slots, seed + 1)
         kinds = list(enumerate(config.layers))
         state_type = torch.float64 if dtype == torch.float64 else torch.float32
         self.kv = {n: pool("kv", config.mla.kv_lora + config.mla.rope) for n, kind in kinds if kind != "kda"}
-        self.index = {n: pool("index", config.index.dim) for n, kind in kinds if kind == "dsa"}
+        indexed = [n for n, kind in kinds if kind == "dsa"]
+        self.index = {n: pool("index", i.dim) for n in indexed}
+        self.pool = {n: pool("state", 2, i.pool - 1, i.dim) for n in indexed if i.pool > 1}
         k = config.kda
         linear = [n for n, kind in kinds if kind == "kda"]
         self.conv = {n: pool("state", k.conv - 1, 3 * k.heads * k.dim) for n in linear}
@@ -116,12 +126,13 @@ class CachePools:
         self._caches, self._tenancies = caches, tenancies
 
     def read(self, layer: int, kind: str, request: str, positions: list[int]) -> Tensor:
-        """Rows [positions, width] of pool `kind` ("kv", "index", "conv", "kda") of `request` at `layer`.
+        """Rows [positions, width] of pool `kind` ("kv", "index", "conv", "kda", "pool") of `request` at `layer`.
 
-        A state has no positions: "conv" and "kda" give it whole, flattened to [1, ...]. Raises Unavailable when the
-        layer has no such pool, the request did not run, or its memory has been given to another request since.
+        A state has no positions: "conv", "kda" and "pool" give it whole, flattened to [1, ...]; pooled index keys have
+        the numbers of their pools. Raises Unavailable when the layer has no such pool, the request did not run, or its
+        memory has been given to another request since.
         """
-        pool = getattr(self._caches, kind, {}).get(layer) if kind in ("kv", "index", "conv", "kda") else None
+        pool = getattr(self._caches, kind, {}).get(layer) if kind in PAGED + STATES else None
         where = f"pools: layer {layer}, {kind}, request {request}"
         if pool is None:
             raise Unavailable("there is no such pool", where=where)
@@ -130,7 +141,7 @@ class CachePools:
             raise Unavailable("this request did not run last", where=where)
         if not tenancy.intact():
             raise Unavailable("its pages were given to another request since", where=where, todo="read it earlier")
-        if kind in ("conv", "kda"):
+        if kind in STATES:
             slot = torch.tensor([tenancy.slot], device=self._caches.device)
             return paging.state_load(pool, slots=slot).flatten(1)
         table = torch.tensor([tenancy.table], device=pool.device)

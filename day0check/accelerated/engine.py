@@ -141,8 +141,6 @@ class Engine:
 def require_supported(config: ModelConfig) -> None:
     """Raises Unavailable for a composition that the fast path does not run yet."""
     missing = [
-        (config.residual.kind == "mhc", "mHC residual streams"),
-        (config.index is not None and config.index.pool > 1, "k-pool index keys"),
         (config.vision is not None and config.vision.norm != "rms", "LayerNorm in the vision tower"),
         (config.vision is not None and config.vision.bias, "biases in the vision tower"),
         (config.vision is not None and config.vision.projector_pre_norm, "a norm before the projector"),

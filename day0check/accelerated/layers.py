@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from day0check.accelerated import indexer
 from day0check.accelerated import weights as w
 from day0check.accelerated.batch import Batch
 from day0check.accelerated.cache import Caches
+from day0check.accelerated.pools import PoolPlan, plan_pools
 from day0check.accelerated.workspace import PARTS, Workspace
 from day0check.probe.recorder import Caller, Here
 from day0check.probe.registry import Whole
@@ -22,7 +24,7 @@ from reference.config import ModelConfig
 @dataclass
 class Step:
     """What the sublayers of one step share. `picked` are the keys chosen by the latest layer that has an index of its
-    own; `slots` where this step's latents and index keys go."""
+    own; `slots` where this step's latents and index keys go, `plan_slots` where the keys of pools go."""
 
     config: ModelConfig
     caches: Caches
@@ -31,6 +33,8 @@ class Step:
     batch: Batch
     slots: Tensor | None = None
     picked: Tensor | None = None
+    plan: PoolPlan | None = None
+    plan_slots: Tensor | None = None
     activation: dict = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,6 +68,27 @@ class Step:
                 "kv.slots", b.table, owner=b.owner, positions=b.positions, page=self.caches.page
             )
         return self.slots
+
+    def pool_plan(self) -> PoolPlan:
+        """What the step does to the pools of index keys, worked out once a step."""
+        if self.plan is None:
+            self.plan = plan_pools(self.batch, pool=self.config.index.pool, page=self.caches.index_page)
+        return self.plan
+
+    def pool_slots(self) -> Tensor:
+        """Flat slots of the pools that the step closes, asked for once a step."""
+        if self.plan_slots is None:
+            plan = self.pool_plan()
+            self.plan_slots = self.caller.at("")(
+                "kv.slots",
+                self.batch.table,
+                site="pool",
+                row_map=plan.closed,
+                owner=plan.owner,
+                positions=plan.number,
+                page=self.caches.index_page,
+            )
+        return self.plan_slots
 
 
 def kda(step: Step, at: Here, layer: int, x: Tensor, p: w.Kda) -> Tensor:
@@ -127,36 +152,13 @@ def mla(step: Step, at: Here, layer: int, x: Tensor, p: w.Mla) -> Tensor:
     slots = step.page_slots()
     at("kv.write", step.caches.kv[layer], value=torch.cat((latent, k_rope), -1), slots=slots)
     if kind == "dsa":
-        step.picked = _pick(step, at, layer, x, latent_query, p.index)
+        step.picked = indexer.pick(step, at, layer, x, latent_query, p.index)
     absorbed = torch.cat((at("mla.absorb", q_nope, weight=p.absorb), q_rope), -1)
     attend = _dense if kind == "mla" else _sparse
     z = attend(step, at, layer, absorbed)
     y = at("mla.value", z, weight=p.value).flatten(1)
     gate = None if p.gate is None else at("mla.gate", x, weight=p.gate)
     return at("mla.output", y, gate=gate, weight=p.output)
-
-
-def _pick(step: Step, at: Here, layer: int, x: Tensor, latent_query: Tensor, p: w.Index) -> Tensor:
-    """Writes the step's index keys, scores every key of each row's request and picks the best visible ones."""
-    i, batch, pool = step.config.index, step.batch, step.caches.index[layer]
-    q = at("dsa.index_query", latent_query, weight=p.query).view(x.shape[0], i.heads, i.dim)
-    q = torch.cat((step.rotated(at, q[..., : i.rope], "index_query", i.rope_layout), q[..., i.rope :]), -1)
-    weights = at("dsa.index_weights", x, weight=p.weights)
-    key = at("dsa.index_key", x, weight=p.key, norm_weight=p.norm_weight, norm_bias=p.norm_bias, eps=i.key_norm_eps)
-    turned = step.rotated(at, key[:, : i.rope].unsqueeze(1), "index_key", i.rope_layout).squeeze(1)
-    key = torch.cat((turned, key[:, i.rope :]), -1)
-    at("index.write", pool, value=key, slots=step.page_slots())
-    keys = at(
-        "index.gather",
-        pool,
-        row_map=batch.requests,
-        table=batch.table,
-        owner=batch.every,
-        indices=batch.history,
-    )
-    scores = at("dsa.score", q, weights=weights, keys=keys, owner=batch.owner, scale=i.dim**-0.5)
-    threshold = i.threshold if i.select == "threshold" else None
-    return at("dsa.select", scores, k=i.topk, visible=batch.visible, threshold=threshold)
 
 
 def _sparse(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:

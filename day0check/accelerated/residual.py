@@ -7,7 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from day0check.accelerated.weights import Mix, Model
+from day0check.accelerated.ops.arithmetic import wide
+from day0check.accelerated.weights import Mix, Model, Streams
 from day0check.probe.recorder import Here
 from day0check.probe.rows import RowMap
 from reference.config import ModelConfig
@@ -103,5 +104,52 @@ class AttentionSpine:
         return at("residual.mix", sources, site=site, norm_weight=mix.norm, proj=mix.proj, eps=self.eps)
 
 
+class StreamsSpine:
+    """mHC: `streams` [rows, N, D], all of them the embedding at first. A sublayer reads a sum of them; its output is
+    spread over them while they are mixed. The coefficients of both come from the streams before the sublayer."""
+
+    def __init__(self, x: Tensor, model: Model, config: ModelConfig) -> None:
+        self.model, self.eps, self.settings = model, config.eps, config.residual
+        self.streams = x.unsqueeze(1).repeat(1, config.residual.streams, 1)
+        self._post: Tensor | None = None
+        self._comb: Tensor | None = None
+
+    def attention_input(self, at: Here, layer: int) -> Tensor:
+        return self._collapse(at, "attention", self.model.layers[layer].attention_mix)
+
+    def add_attention(self, at: Here, layer: int, y: Tensor) -> None:
+        self._update(at, "attention", y)
+
+    def mlp_input(self, at: Here, layer: int) -> Tensor:
+        return self._collapse(at, "mlp", self.model.layers[layer].mlp_mix)
+
+    def add_mlp(self, at: Here, layer: int, y: Tensor) -> None:
+        self._update(at, "mlp", y)
+
+    def output(self, at: Here, wanted: Tensor, row_map: RowMap) -> Tensor:
+        streams = self.streams.index_select(0, wanted)
+        return wide(streams).mean(1).to(streams.dtype)
+
+    def _collapse(self, at: Here, site: str, p: Streams) -> Tensor:
+        pre, self._post, self._comb = at(
+            "residual.coefficients",
+            self.streams,
+            site=site,
+            fn=p.fn,
+            base=p.base,
+            scale=p.scale,
+            eps=self.eps,
+            hc_eps=self.settings.hc_eps,
+            iterations=self.settings.sinkhorn,
+        )
+        return at("residual.collapse", self.streams, site=site, pre=pre)
+
+    def _update(self, at: Here, site: str, y: Tensor) -> None:
+        self.streams = at("residual.update", self.streams, site=site, output=y, post=self._post, comb=self._comb)
+
+
 def make_spine(x: Tensor, model: Model, config: ModelConfig) -> Spine:
-    return AttentionSpine(x, model, config) if config.residual.kind == "attention" else PlainSpine(x)
+    kind = config.residual.kind
+    if kind == "plain":
+        return PlainSpine(x)
+    return AttentionSpine(x, model, config) if kind == "attention" else StreamsSpine(x, model, config)

@@ -21,6 +21,15 @@ class Mix:
 
 
 @dataclass(frozen=True)
+class Streams:
+    """The projection that gives the mHC coefficients of a sublayer."""
+
+    fn: Tensor  # [N*(2+N), N*D]
+    base: Tensor  # [N*(2+N)] float32
+    scale: Tensor  # [3] float32
+
+
+@dataclass(frozen=True)
 class Mlp:
     gate: Tensor  # [I, D]
     up: Tensor  # [I, D]
@@ -79,6 +88,8 @@ class Index:
     key: Tensor
     norm_weight: Tensor
     norm_bias: Tensor
+    pool_gate: Tensor | None  # [dI, D], where keys are pooled
+    pool_place: Tensor | None  # [P, dI] added to the gates of a pool's tokens
 
 
 @dataclass(frozen=True)
@@ -99,8 +110,8 @@ class Mla:
 class Layer:
     input_norm: Tensor
     post_norm: Tensor
-    attention_mix: Mix | None
-    mlp_mix: Mix | None
+    attention_mix: Mix | Streams | None
+    mlp_mix: Mix | Streams | None
     attention: Kda | Mla
     mlp: Mlp | Moe
 
@@ -152,6 +163,14 @@ class _Reader:
     def mix(self, prefix: str) -> Mix:
         return Mix(self(f"{prefix}_norm.weight"), self(f"{prefix}_proj.weight").flatten())
 
+    def residual(self, place: str, kind: str, mix: str, streams: str) -> Mix | Streams | None:
+        """What a sublayer of the layer at `place` reads the residual spine with."""
+        if kind == "plain":
+            return None
+        if kind == "attention":
+            return self.mix(f"{place}.{mix}")
+        return Streams(*(self(f"{place}.{streams}_{part}") for part in ("fn", "base", "scale")))
+
     def stack(self, prefix: str, part: str, config: ModelConfig) -> Stack:
         names = [f"{prefix}.experts.{e}.{part}.weight" for e in range(config.moe.experts)]
         if config.moe.packed == "none":
@@ -187,13 +206,12 @@ def read_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
 
 def _layer(read: _Reader, config: ModelConfig, number: int) -> Layer:
     place = f"layers.{number}"
-    attnres = config.residual.kind == "attention"
-    kind = config.layers[number]
+    kind, spine = config.layers[number], config.residual.kind
     return Layer(
         input_norm=read(f"{place}.input_layernorm.weight"),
         post_norm=read(f"{place}.post_attention_layernorm.weight"),
-        attention_mix=read.mix(f"{place}.self_attention_res") if attnres else None,
-        mlp_mix=read.mix(f"{place}.mlp_res") if attnres else None,
+        attention_mix=read.residual(place, spine, "self_attention_res", "hc_attn"),
+        mlp_mix=read.residual(place, spine, "mlp_res", "hc_ffn"),
         attention=_kda(read, config, f"{place}.self_attn") if kind == "kda" else _mla(read, config, number),
         mlp=_moe(read, config, f"{place}.block_sparse_moe") if config.is_moe(number) else read.mlp(f"{place}.mlp"),
     )
@@ -228,17 +246,20 @@ def _mla(read: _Reader, config: ModelConfig, number: int) -> Mla:
         value=per_head[:, m.nope :].transpose(1, 2).contiguous(),
         gate=read(f"{place}.g_proj.weight") if m.gate else None,
         output=read(f"{place}.o_proj.weight"),
-        index=_index(read, f"{place}.indexer") if config.layers[number] == "dsa" else None,
+        index=_index(read, config, f"{place}.indexer") if config.layers[number] == "dsa" else None,
     )
 
 
-def _index(read: _Reader, place: str) -> Index:
+def _index(read: _Reader, config: ModelConfig, place: str) -> Index:
+    pooled = config.index.pool > 1
     return Index(
         query=read(f"{place}.wq_b.weight"),
         weights=read(f"{place}.weights_proj.weight"),
         key=read(f"{place}.wk.weight"),
         norm_weight=read(f"{place}.k_norm.weight"),
         norm_bias=read(f"{place}.k_norm.bias"),
+        pool_gate=read(f"{place}.index_kpool_compress_gate") if pooled else None,
+        pool_place=read(f"{place}.index_kpool_compress_ape") if pooled else None,
     )
 
 

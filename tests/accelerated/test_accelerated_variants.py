@@ -19,16 +19,18 @@ from reference.model import Model
 from reference.presets import recipe_for, values
 from reference.tensors import expected_tensors
 
+
+def change(part, **fields):
+    return dataclasses.replace(part, **fields)
+
+
 MLA = Mla(heads=2, kv_lora=32, nope=8, rope=8, v=8, q_lora=24)
 INDEX = Index(heads=16, dim=16, topk=20, rope=8)
 BASE = ModelConfig(
     "small", 64, ("dsa", "mla", "kda"), 128, 4096, 96, mla=MLA, index=INDEX, kda=Kda(heads=2, dim=16, rank=8, chunk=32)
 )
+POOLED = change(INDEX, topk=20, pool=4, rope=0)
 MOE = Moe(experts=8, topk=2, width=32, shared_width=32)
-
-
-def change(part, **fields):
-    return dataclasses.replace(part, **fields)
 
 
 VARIANTS = {
@@ -50,6 +52,11 @@ VARIANTS = {
         BASE, moe=change(MOE, scoring="softmax", renormalise=False, shared_width=0, frequency=2)
     ),
     "packed experts without a latent": change(BASE, moe=change(MOE, packed="mxfp4", first_dense=1)),
+    "pooled index keys, a shared selection": change(
+        BASE, layers=("dsa", "dsa_shared", "kda", "dsa"), index=change(POOLED, rope=8)
+    ),
+    "pooled index keys without the tail": change(BASE, index=change(POOLED, pool=5, pool_tail=False)),
+    "streams": change(BASE, residual=Residual("mhc", streams=3, sinkhorn=4), eps=1e-3),
     "attention residuals, tied head": change(BASE, residual=Residual("attention", 2), tied_head=True),
 }
 
@@ -149,8 +156,6 @@ def test_switches_that_are_not_there_are_refused():
     """Catches a composition that would run as another model."""
     vision = Vision(hidden=8, layers=1, heads=1, head_dim=8, mlp=8)
     for config in (
-        change(BASE, residual=Residual("mhc")),
-        change(BASE, index=change(INDEX, pool=4)),
         change(BASE, vision=change(vision, bias=True)),
         change(BASE, vision=change(vision, norm="layer")),
         change(BASE, vision=change(vision, projector_pre_norm=True)),

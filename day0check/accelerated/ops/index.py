@@ -84,3 +84,16 @@ def select(scores: Tensor, *, k: int, visible: Tensor, threshold: float | None =
     best = keys.topk(min(k, keys.shape[1]), dim=-1).values
     found = torch.where(best == NONE, -1, 0x7FFFFFFF - (best & 0xFFFFFFFF)).to(torch.int32)
     return F.pad(found, (0, k - found.shape[1]), value=-1)
+
+
+def expand(indices: Tensor, *, visible: Tensor, pool: int, tail: bool) -> Tensor:
+    """Tokens of the chosen pools `indices` int32 [rows, k], -1 for none, and with `tail` those of the `visible` [rows]
+    tokens that lie behind the last whole pool: int32 [rows, k * pool (+ pool - 1)], -1 for none."""
+    rows = indices.shape[0]
+    inside = torch.arange(pool, dtype=indices.dtype, device=indices.device)
+    tokens = torch.where(indices.unsqueeze(-1) < 0, -1, indices.unsqueeze(-1) * pool + inside).reshape(rows, -1)
+    if not tail:
+        return tokens
+    rest = visible.remainder(pool).unsqueeze(1)
+    behind = visible.unsqueeze(1) - rest + inside[: pool - 1]
+    return torch.cat((tokens, torch.where(inside[: pool - 1] < rest, behind, -1).to(indices.dtype)), 1)

@@ -1,0 +1,65 @@
+"""The lightning index of a sparse attention layer: its keys, one a token or one a pool of tokens, and what it picks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from day0check.accelerated.weights import Index
+from day0check.probe.recorder import Here
+
+if TYPE_CHECKING:
+    from day0check.accelerated.layers import Step
+
+
+def pick(step: Step, at: Here, layer: int, x: Tensor, latent_query: Tensor, p: Index) -> Tensor:
+    """Writes the step's index keys, scores every key of each row's request and picks the best visible ones.
+
+    `x` [rows, D], `latent_query` [rows, q_lora]. Positions int32 [rows, k] of the picked tokens, -1 for none.
+    """
+    i, batch, pooled = step.config.index, step.batch, step.config.index.pool > 1
+    q = at("dsa.index_query", latent_query, weight=p.query).view(x.shape[0], i.heads, i.dim)
+    q = torch.cat((step.rotated(at, q[..., : i.rope], "index_query", i.rope_layout), q[..., i.rope :]), -1)
+    weights = at("dsa.index_weights", x, weight=p.weights)
+    key = at("dsa.index_key", x, weight=p.key, norm_weight=p.norm_weight, norm_bias=p.norm_bias, eps=i.key_norm_eps)
+    turned = step.rotated(at, key[:, : i.rope].unsqueeze(1), "index_key", i.rope_layout).squeeze(1)
+    key = torch.cat((turned, key[:, i.rope :]), -1)
+    if pooled:
+        _write_pools(step, at, layer, x, key, p)
+        history, visible = step.pool_plan().history, step.pool_plan().visible
+    else:
+        at("index.write", step.caches.index[layer], value=key, slots=step.page_slots())
+        history, visible = batch.history, batch.visible
+    keys = at(
+        "index.gather",
+        step.caches.index[layer],
+        row_map=batch.requests,
+        table=batch.table,
+        owner=batch.every,
+        indices=history,
+    )
+    scores = at("dsa.score", q, weights=weights, keys=keys, owner=batch.owner, scale=i.dim**-0.5)
+    threshold = i.threshold if i.select == "threshold" else None
+    picked = at("dsa.select", scores, k=i.topk // i.pool, visible=visible, threshold=threshold)
+    if not pooled:
+        return picked
+    return at("dsa.expand", picked, visible=batch.visible, pool=i.pool, tail=i.pool_tail)
+
+
+def _write_pools(step: Step, at: Here, layer: int, x: Tensor, key: Tensor, p: Index) -> None:
+    """Writes a key for every pool that is whole now, and keeps `key` [rows, dI] and its gates of those that are not."""
+    plan, batch, states = step.pool_plan(), step.batch, step.caches.pool[layer]
+    gate = at("dsa.pool_gate", x, weight=p.pool_gate)
+    waited = at("state.load", states, site="pool", row_map=batch.requests, slots=batch.load_slots)
+    keys, gates = (torch.cat((waited[:, n].flatten(0, 1), new)) for n, new in enumerate((key, gate)))
+    waiting = torch.stack((keys[plan.waiting], gates[plan.waiting]), 1)  # -1 takes any row
+    waiting = waiting.masked_fill((plan.waiting < 0)[:, None, :, None], 0)
+    at("state.store", states, site="pool", row_map=batch.requests, value=waiting, slots=batch.store_slots)
+    if not len(plan.closed):
+        return
+    members, rows = plan.members, plan.closed
+    pooled = at("dsa.pool_key", keys[members], row_map=rows, gates=gates[members], ape=p.pool_place)
+    slots = step.pool_slots()
+    at("index.write", step.caches.index[layer], row_map=rows, value=pooled, slots=slots)
