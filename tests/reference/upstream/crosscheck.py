@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -336,6 +336,29 @@ def reference_errors(families: tuple[str, ...] = (), seeds: tuple[int, ...] = (0
                 worst = max((o.error for o in kept), default=math.nan)
                 name = str(dtype).removeprefix("torch.")
                 yield Row(family, mode, name, worst, bound, len(kept), len(own) - len(kept))
+
+
+def expert_layer_errors() -> Iterator[Row]:
+    """The rows of gpt-oss, of which the expert layer alone is here."""
+    from gpt_oss_layers import layer_error, write_packed_model
+
+    with tempfile.TemporaryDirectory() as directory:
+        folder = write_packed_model(Path(directory))
+        for dtype, bound in BOUNDS.items():
+            error = layer_error(folder, dtype)
+            yield Row("gpt-oss", "expert layer", str(dtype).removeprefix("torch."), error, bound, 1, 0)
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """The table of the README. Errors are the largest over the seeds; the skipped seeds were decided too closely."""
+    lines = [
+        "| family | mode | upstream in | relative error | bound | seeds | skipped |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.family} | {r.mode} | {r.dtype} | {r.error:.1e} | {r.bound:.0e} | {r.seeds} | {r.skipped} |" for r in rows
+    ]
+    return "\n".join(lines)
 
 
 # -------------------------------------------------------------------------------------- what the tests of a family ask
