@@ -135,10 +135,13 @@ class Scheduler:
             if len(self.active) >= self.schedule.max_batch:
                 return
             self.queue.remove(running)
-            running.tenancy = self.tenancies[running.request.id] = Tenancy(self.caches)
-            if running.turn < 0:
-                running.next_turn()
-            self.active.append(running)
+            self._admit_one(running)
+
+    def _admit_one(self, running: Running) -> None:
+        running.tenancy = self.tenancies[running.request.id] = Tenancy(self.caches)
+        if running.turn < 0:
+            running.next_turn()
+        self.active.append(running)
 
     def _one_step(self) -> None:
         prompts = [r for r in self.active if not (r.answering and r.waiting == 1)]
