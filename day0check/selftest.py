@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from day0check.errors import Day0Error, ExitCode
-from day0check.faults.catalogue import Located, select
+from day0check.faults.catalogue import Located, locate
 from day0check.faults.entry import Address, Entry
 from day0check.types import Verdict, from_json, to_json
 
@@ -181,8 +181,8 @@ class _Worker:
         self.results = self.out / f"{stem}.jsonl"
         self.results.touch()
         self.heard, self.since, self.begun = 0, time.monotonic(), ""
-        ids = [located.entry.id for located in self.queue]
-        task = {"ids": ids, "out": str(self.out), "results": str(self.results), "device": self.device}
+        files = [str(located.file) for located in self.queue]
+        task = {"files": files, "out": str(self.out), "results": str(self.results), "device": self.device}
         file = self.out / f"{stem}.json"
         file.write_text(json.dumps(task), encoding="utf-8")
         with (self.out / f"{stem}.log").open("w") as log:
@@ -263,7 +263,7 @@ def work(task: dict[str, Any]) -> None:
             results.write(json.dumps(event, allow_nan=False) + "\n")
             results.flush()
 
-        for located in select(task["ids"]):
+        for located in map(locate, map(Path, task["files"])):
             entry, begin = located.entry, time.monotonic()
             say({"begin": entry.id})
             try:

@@ -8,7 +8,8 @@ ENTRY = Entry(
     title="linear_beta 24 for 25",
     kind="experts",
     visible="large values of up",
-    expected=Address("mlp.dense", 0, "prefill"),
+    expected=Address("mlp.dense", None, "prefill"),
+    case="operators/contracts",
 )
 
 
