@@ -25,6 +25,9 @@ def glm5_next(keys: Keys, preprocessor: dict[str, Any], tokenizer: dict[str, Any
     refuse_quantisation(keys, text)
     for key in ("qk_head_dim", "output_router_logits", "router_aux_loss_coef"):
         text.used.add(key)
+    # Nothing is rotated; the layers behind the last draft, and the tokens of the model do not depend on them.
+    for key in ("indexer_rope_interleave", "num_nextn_predict_layers", "index_share_for_mtp_iteration"):
+        text.used.add(key)
     for key in (
         "video_token_id",
         *(f"{kind}_{end}_token_id" for kind in ("image", "video") for end in ("start", "end")),
@@ -47,17 +50,19 @@ def glm5_next(keys: Keys, preprocessor: dict[str, Any], tokenizer: dict[str, Any
         kda=_kda(text, linear),
         moe=mixture(text, layers=count, first_dense=3),
         vision=_vision(keys.part("vision_config", optional=True), preprocessor),
-        residual=Residual(
-            "mhc",
-            streams=text.integer("hc_mult", 4),
-            sinkhorn=text.integer("hc_sinkhorn_iters", 20),
-            hc_eps=text.number("hc_eps", 1e-6),
-        ),
+        residual=_residual(text),
         activation=Activation("clamped", limit=text.number("swiglu_limit", 10.0)),
         eps=eps,
         tied_head=keys.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
         tokens=tokens(keys, text, tokenizer=tokenizer, media_pad="image_token_id"),
     )
+
+
+def _residual(text: Keys) -> Residual:
+    streams, sinkhorn = text.integer("hc_mult", 4), text.integer("hc_sinkhorn_iters", 20)
+    hc_eps = text.number("hc_eps", 1e-6)
+    must_be(text, "mhc", True)
+    return Residual("mhc", streams=streams, sinkhorn=sinkhorn, hc_eps=hc_eps)
 
 
 def _layers(text: Keys, linear: Keys | None, count: int) -> tuple[LayerKind, ...]:

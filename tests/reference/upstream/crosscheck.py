@@ -63,6 +63,11 @@ def randomise(model: Any, seed: int) -> None:
     with torch.no_grad():
         for name, tensor in sorted(model.state_dict().items()):  # what is computed, as frequencies, is not in it
             tensor.copy_(_values(name, tensor.shape, normal))
+        pad = getattr(model.config, "image_token_id", None)
+        if pad is not None:
+            # Never answered: upstream's Kimi K2.5 embeds a media pad that the model itself writes as token 0, we as
+            # the pad, and no release says which.
+            model.get_output_embeddings().weight[pad] = 0
 
 
 def _values(name: str, shape: torch.Size, normal: Callable[[torch.Size, float], torch.Tensor]) -> torch.Tensor:
