@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from day0check.accelerated import layers, vision
+from day0check.accelerated import layers, towers, vision
 from day0check.accelerated.batch import Batch
 from day0check.accelerated.cache import Caches
 from day0check.accelerated.ops import strict_sums
 from day0check.accelerated.residual import make_spine
 from day0check.accelerated.weights import Kda, read_model
 from day0check.accelerated.workspace import Workspace
-from day0check.errors import InputError, Unavailable
+from day0check.errors import InputError
 from day0check.probe.recorder import Caller
-from reference.config import ModelConfig
 from reference.weights import Checkpoint
 
 
@@ -35,7 +34,6 @@ class Engine:
         device: torch.device,
         layouts: Mapping[str, Any] | None = None,
     ) -> None:
-        require_supported(checkpoint.config)
         strict_sums()
         self.config, self.dtype, self.device = checkpoint.config, dtype, device
         self.model = read_model(checkpoint, dtype=dtype, device=device)
@@ -62,7 +60,7 @@ class Engine:
             raise InputError("the model has no vision tower", where=request, todo="leave the images out")
         pixels = [vision.read_image(path).to(self.device) for path in images]
         pictures = vision.place(pixels, self.config.vision, request, pads)
-        return vision.tower(caller, pictures, self.model.vision, self.config.vision, self.dtype)
+        return towers.features(caller, pictures, self.model.vision, self.config.vision, self.dtype)
 
     @torch.no_grad()
     def prefill(
@@ -136,17 +134,3 @@ class Engine:
             positions=torch.tensor(rows.position, device=x.device),
         )
         return chosen.tolist()
-
-
-def require_supported(config: ModelConfig) -> None:
-    """Raises Unavailable for a composition that the fast path does not run yet."""
-    missing = [
-        (config.vision is not None and config.vision.norm != "rms", "LayerNorm in the vision tower"),
-        (config.vision is not None and config.vision.bias, "biases in the vision tower"),
-        (config.vision is not None and config.vision.projector_pre_norm, "a norm before the projector"),
-    ]
-    for absent, what in missing:
-        if absent:
-            raise Unavailable(
-                f"the accelerated engine has no {what} yet", where=config.name, todo="run it on another backend"
-            )

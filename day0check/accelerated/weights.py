@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from day0check.accelerated.tower_weights import GlmTower, MoonVit, read_tower
 from day0check.errors import InputError
 from reference.config import ModelConfig
 from reference.weights import Checkpoint
@@ -117,34 +118,13 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class VisionBlock:
-    norm0: Tensor
-    qkv: Tensor
-    output: Tensor
-    norm1: Tensor
-    fc0: Tensor
-    fc1: Tensor
-
-
-@dataclass(frozen=True)
-class Vision:
-    patch: Tensor  # [Dv, 3*patch*patch]
-    table: Tensor  # [h, w, Dv]
-    blocks: tuple[VisionBlock, ...]
-    final_norm: Tensor
-    w0: Tensor
-    w1: Tensor
-    norm: Tensor
-
-
-@dataclass(frozen=True)
 class Model:
     embed: Tensor
     layers: tuple[Layer, ...]
     output_mix: Mix | None
     final_norm: Tensor
     head: Tensor
-    vision: Vision | None
+    vision: MoonVit | GlmTower | None
 
 
 class _Reader:
@@ -200,7 +180,7 @@ def read_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
         output_mix=read.mix("output_attn_res") if attnres else None,
         final_norm=read("norm.weight"),
         head=embed if config.tied_head else read("lm_head.weight"),
-        vision=None if config.vision is None else _vision(read, config),
+        vision=None if config.vision is None else read_tower(read, config.vision),
     )
 
 
@@ -274,22 +254,4 @@ def _moe(read: _Reader, config: ModelConfig, place: str) -> Moe:
         up=read(f"{place}.routed_expert_up_proj.weight") if m.latent else None,
         shared=read.mlp(f"{place}.shared_experts") if m.shared_width else None,
         **{part: read.stack(place, part, config) for part in ("w1", "w3", "w2")},
-    )
-
-
-def _vision(read: _Reader, config: ModelConfig) -> Vision:
-    tower, projector = "vision_tower", "mm_projector"
-    blocks = []
-    for number in range(config.vision.layers):
-        place = f"{tower}.encoder.blocks.{number}"
-        parts = ("norm0", "wqkv", "wo", "norm1", "mlp.fc0", "mlp.fc1")
-        blocks.append(VisionBlock(*(read(f"{place}.{part}.weight") for part in parts)))
-    return Vision(
-        patch=read(f"{tower}.patch_embed.proj.weight").flatten(1),
-        table=read(f"{tower}.patch_embed.pos_emb.weight"),
-        blocks=tuple(blocks),
-        final_norm=read(f"{tower}.encoder.final_layernorm.weight"),
-        w0=read(f"{projector}.proj.0.weight"),
-        w1=read(f"{projector}.proj.2.weight"),
-        norm=read(f"{projector}.post_norm.weight"),
     )

@@ -21,7 +21,7 @@ from day0check.types import Request, Schedule, Turn
 from reference.presets import preset_dir
 
 FILES = Path(__file__).parent.parent / "faults" / "operators"
-STEP_DATA = {"splice.merge", "moe.combine", "image.preprocess", "weights.place"}
+STEP_DATA = {"splice.merge", "moe.combine", "image.preprocess", "image.preprocess_in_budget", "weights.place"}
 REQUEST = Request("a", (Turn(tuple(range(60, 150))),), max_new_tokens=4)
 
 

@@ -5,16 +5,16 @@ import dataclasses
 import pytest
 import torch
 
-from day0check.accelerated.engine import Engine, require_supported
+from day0check.accelerated.engine import Engine
 from day0check.accelerated.ops import TABLE
 from day0check.accelerated.scheduler import Scheduler
 from day0check.compare.checkpoint_parameters import compare_parameters
 from day0check.compare.parameters import ParametersRecorder
-from day0check.errors import InputError, Unavailable
+from day0check.errors import InputError
 from day0check.probe.recorder import Caller, Observer, Recorder
 from day0check.probe.registry import Operators
 from day0check.types import Request, Schedule, Turn
-from reference.config import Activation, Index, Kda, Mla, ModelConfig, Moe, Residual, Rope, Vision, Yarn
+from reference.config import Activation, Index, Kda, Mla, ModelConfig, Moe, Residual, Rope, Yarn
 from reference.model import Model
 from reference.presets import recipe_for, values
 from reference.tensors import expected_tensors
@@ -150,19 +150,6 @@ def test_plain_experts_in_another_order_are_named():
     wrong = [m for m in compare_parameters(checkpoint, "bf16", parameters_of(engine)) if not m.passed]
     assert [(m.tap, m.pattern) for m in wrong] == [("layers.01.moe.experts", "other weight: w2")]
     assert "expert 0, 1" in wrong[0].message
-
-
-def test_switches_that_are_not_there_are_refused():
-    """Catches a composition that would run as another model."""
-    vision = Vision(hidden=8, layers=1, heads=1, head_dim=8, mlp=8)
-    for config in (
-        change(BASE, vision=change(vision, bias=True)),
-        change(BASE, vision=change(vision, norm="layer")),
-        change(BASE, vision=change(vision, projector_pre_norm=True)),
-    ):
-        with pytest.raises(Unavailable, match="the accelerated engine has no"):
-            require_supported(config)
-    require_supported(change(BASE, vision=vision))
 
 
 def test_a_scale_that_is_nan_is_refused_at_load():

@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from day0check.accelerated.ops import attention, experts, index, kda, loading, paging, rope, sampling, spine, vision
+from day0check.accelerated.ops import (
+    attention,
+    experts,
+    index,
+    kda,
+    loading,
+    paging,
+    rope,
+    sampling,
+    spine,
+    towers,
+    vision,
+)
 from day0check.accelerated.ops.arithmetic import linear, per_head, strict_sums
 from day0check.accelerated.server.operators import SERVING
 
@@ -26,6 +38,14 @@ TABLE: dict[str, Callable[..., Any]] = {
     "vision.mlp": vision.mlp,
     "vision.merge": vision.merge,
     "vision.project": vision.project,
+    "image.preprocess_in_budget": towers.preprocess_in_budget,
+    "norm.layer": towers.layer_norm,
+    "vision.rope_axial": towers.rope_axial,
+    "vision.gated_mlp": towers.gated_mlp,
+    "vision.downsample": linear,
+    "vision.merger_project": linear,
+    "vision.normed_gelu": towers.normed_gelu,
+    "vision.project_plain": towers.project_plain,
     "embed.tokens": spine.embed_tokens,
     "splice.positions": spine.splice_positions,
     "splice.merge": spine.splice_merge,
@@ -90,6 +110,7 @@ FORMS: dict[str, str] = {
     "dsa.attention": "flash",
     "vision.attention": "flash",
     "vision.mlp": "fused",
+    "vision.gated_mlp": "fused",
     "kda.conv": "fused",
     "kda.attention": "chunked",  # recurrent where `chunk` is None, as in decode
     "moe.experts": "fused",
@@ -107,6 +128,12 @@ WEIGHTS: dict[str, tuple[str, ...]] = {
     "vision.output": _LINEAR,
     "vision.mlp": ("fc0", "fc1", "bias0", "bias1"),
     "vision.project": ("w0", "w1", "norm_weight"),
+    "norm.layer": ("weight", "bias"),
+    "vision.gated_mlp": (*_MLP, "gate_bias", "up_bias", "down_bias"),
+    "vision.downsample": _LINEAR,
+    "vision.merger_project": _LINEAR,
+    "vision.normed_gelu": ("weight", "bias"),
+    "vision.project_plain": ("w0", "w1", "bias0", "bias1"),
     "embed.tokens": ("weight",),
     "norm.rms": ("weight",),
     "residual.mix": ("norm_weight", "proj"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
@@ -34,6 +35,38 @@ def grid_of(width: int, height: int, *, patch: int, merge: int, limits: tuple[in
     return 1, down, across
 
 
+def budget_size(
+    width: int, height: int, *, patch: int, merge: int, min_tokens: int, max_tokens: int
+) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    """(width, height) in pixels of an image that must become min_tokens to max_tokens tokens, and the grid (1, rows,
+    columns) in patches of its canvas (GLM-5.3).
+
+    The canvas is that of the image as it is, or enlarged to the area of min_tokens, or of the largest height at which
+    max_tokens suffice. The image keeps its proportions on it and grows only when it is smaller than min_tokens.
+    """
+    side, least = patch * merge, min_tokens * (patch * merge) ** 2
+
+    def groups(across: int, down: int) -> tuple[int, int]:
+        return math.ceil(across / side), math.ceil(down / side)
+
+    def at_height(down: int) -> tuple[int, int]:
+        return groups(max(1, width * down // height), down)
+
+    canvas = groups(width, height)
+    if math.prod(canvas) < min_tokens:
+        enlarged = math.sqrt(least / (width * height))
+        canvas = groups(math.ceil(width * enlarged), math.ceil(height * enlarged))
+    if math.prod(canvas) > max_tokens:
+        heights = range(1, height + 1)
+        fitting = bisect.bisect_right(heights, max_tokens, key=lambda down: math.prod(at_height(down)))
+        canvas = at_height(fitting) if fitting else (1, 1)
+    room = [count * side for count in canvas]
+    fit = min(room[0] / width, room[1] / height)
+    fit = fit if width * height < least else min(1.0, fit)
+    size = tuple(max(1, min(most, math.floor(n * fit))) for n, most in zip((width, height), room, strict=True))
+    return size, (1, canvas[1] * merge, canvas[0] * merge)
+
+
 def preprocess(
     image: Tensor,
     *,
@@ -49,18 +82,37 @@ def preprocess(
 
     Returns pixels float32 [patches, 3*patch*patch], row-major, and the grid (1, h, w) int64.
     """
-    target = shrunk_size(image.shape[1], image.shape[0], patch, patch_limit, side_limit)
+    limits = (patch_limit, side_limit)
+    target = shrunk_size(image.shape[1], image.shape[0], patch, *limits)
+    grid = grid_of(image.shape[1], image.shape[0], patch=patch, merge=merge, limits=limits)
+    pixels = on_canvas(picture_of(image), target, grid, patch, mean, std)
+    return pixels.to(image.device), torch.tensor(grid, device=image.device)
+
+
+def picture_of(image: Tensor) -> Image.Image:
+    """uint8 [height, width, channels] as a picture of the mode that has so many channels."""
     pixels = image.cpu().numpy()
-    picture = Image.fromarray(pixels[..., 0] if image.shape[2] == 1 else pixels, MODES[image.shape[2]])
-    shrunk = picture if picture.size == target else picture.resize(target, Image.Resampling.BICUBIC)
+    return Image.fromarray(pixels[..., 0] if image.shape[2] == 1 else pixels, MODES[image.shape[2]])
+
+
+def on_canvas(
+    picture: Image.Image,
+    size: tuple[int, int],
+    grid: tuple[int, int, int],
+    patch: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> Tensor:
+    """Patches float32 [patches, 3*patch*patch] of `picture` resized to `size` = (width, height) on zero bytes."""
+    shrunk = picture if picture.size == size else picture.resize(size, Image.Resampling.BICUBIC)
     rgb = _on_board(shrunk) if "A" in shrunk.mode else np.asarray(shrunk.convert("RGB"))
-    grid = grid_of(image.shape[1], image.shape[0], patch=patch, merge=merge, limits=(patch_limit, side_limit))[1:]
-    padded = np.zeros((grid[0] * patch, grid[1] * patch, 3), np.uint8)
+    _, down, across = grid
+    padded = np.zeros((down * patch, across * patch, 3), np.uint8)
     padded[: rgb.shape[0], : rgb.shape[1]] = rgb
     levels = (np.arange(256)[None] / 255 - np.asarray(mean)[:, None]) / np.asarray(std)[:, None]
     values = np.stack([levels[c].astype(np.float32)[padded[..., c]] for c in range(3)])  # every byte rounded once
-    rows = values.reshape(3, grid[0], patch, grid[1], patch).transpose(1, 3, 0, 2, 4).reshape(grid[0] * grid[1], -1)
-    return torch.from_numpy(np.ascontiguousarray(rows)).to(image.device), torch.tensor([1, *grid], device=image.device)
+    rows = values.reshape(3, down, patch, across, patch).transpose(1, 3, 0, 2, 4).reshape(down * across, -1)
+    return torch.from_numpy(np.ascontiguousarray(rows))
 
 
 def _on_board(picture: Image.Image) -> np.ndarray:
@@ -73,8 +125,11 @@ def _on_board(picture: Image.Image) -> np.ndarray:
 
 
 def patch_embed(x: Tensor, *, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Linear over flattened patches: `x` [patches, 3*patch*patch], `weight` [Dv, 3*patch*patch]."""
-    return linear(x, weight=weight, bias=bias)
+    """Linear over flattened patches: `x` [patches, 3*patch*patch], `weight` [Dv, 3*patch*patch]. A weight that is wider
+    than `x`, a sum over frames, is multiplied as it is."""
+    if weight.dtype == x.dtype:
+        return linear(x, weight=weight, bias=bias)
+    return linear(x.to(weight.dtype), weight=weight, bias=bias).to(x.dtype)
 
 
 def position(x: Tensor, *, table: Tensor, grids: Grids, mode: str) -> Tensor:
