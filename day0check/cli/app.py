@@ -19,6 +19,7 @@ from day0check.errors import Day0Error, ExitCode
 # name -> (module:function, the line that --help shows)
 COMMANDS = {
     "run": ("day0check.cli.run:run", "Run cases beside the reference and say whether the stack is ready."),
+    "endpoint": ("day0check.cli.endpoint:endpoint", "Check and measure a live OpenAI-compatible endpoint."),
     "gate": ("day0check.cli.gate:gate", "Compare a finished run with a recorded baseline."),
     "baseline": ("day0check.cli.baseline:baseline", "Record the numbers and times of a run as a baseline."),
     "report": ("day0check.cli.report:report", "Make the page and the other views of a run again."),

@@ -22,7 +22,7 @@ from day0check.load.records import Exchange, Fault, Reply
 
 IDLE_CONNECTION_S = 1.0  # shorter than any server keeps one: what a server closes while idle is no dropped request
 _END = b"[DONE]"
-LINGER_S = 1.0  # after [DONE] the connection may stay open this long
+LINGER_S = 0.2  # after [DONE] the connection may stay open this long
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Target:
 def target_of(url: str, api_key: str | None = None) -> Target:
     """The target of a URL as users write it. Raises UsageError for what is no http address."""
     parts = urlsplit(url.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
         raise UsageError(f"{url!r} is no http address", where="--url", todo="write it like http://127.0.0.1:8000")
     return Target(url.strip().rstrip("/").removesuffix("/v1").rstrip("/"), api_key)
 

@@ -128,6 +128,7 @@ def summary(samples: Sequence[Timing], load: Load, *, slos: Mapping[str, float])
     row: dict[str, Any] = {
         "requests": len(samples),
         "failed": len(samples) - len(good),
+        **({"failure": next(s.failure for s in samples if not s.ok)} if len(good) < len(samples) else {}),
         "seconds": seconds,
         "requests_per_s": len(good) / seconds,
         "output_tokens_per_s": sum(s.output_tokens for s in good) / seconds,

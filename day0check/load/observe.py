@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from day0check.load.client import Client, Limits, Target
 from day0check.load.observed import Observed
-from day0check.load.scenario import Asker, GivenUp, Wish, discover, interference, parameters, wire
+from day0check.load.scenario import Asker, GivenUp, Wish, discover, follow, interference, parameters, wire
 from day0check.load.speed import Phase, SpeedPlan, run_speed
 
 _STEPS = {"parameters": parameters, "wire": wire, "interference": interference}
@@ -46,6 +46,8 @@ async def _observe(target: Target, wish: Wish, limits: Limits, speed: SpeedPlan,
         try:
             tell("hello")
             await discover(asker)
+            if wish.followed:
+                await follow(asker)
             for part in wish.parts:
                 tell(part)
                 if part == "speed":

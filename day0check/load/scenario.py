@@ -24,19 +24,21 @@ PARTS = ("parameters", "wire", "interference", "speed")
 FAULTS_IN_A_ROW = 3  # after so many requests without an answer the endpoint is left alone
 FAULTY = ("refused", "stalled", "late", "dropped")
 SETTLE_S = 5.0
-PLAIN_TOKENS, TOGETHER_TOKENS, CANCEL_TOKENS = 16, 24, 48
+PLAIN_TOKENS, FOLLOWED_TOKENS, TOGETHER_TOKENS, CANCEL_TOKENS = 16, 24, 24, 48
 TOKEN_IDS = (65, 98, 99, 66, 100, 101, 67, 102, 103, 68, 104, 105, 69)  # in the vocabulary of any model
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What to ask: `model` None takes the endpoint's first; `together` prompts are sent alone and at once."""
+    """What to ask: `model` None takes the endpoint's first; `together` prompts are sent alone and at once; `followed`:
+    prompts of token ids for the reference."""
 
     model: str | None = None
     parts: tuple[str, ...] = PARTS
     seed: int = 0
     together: int = 8
     words: int = 16
+    followed: tuple[tuple[int, ...], ...] = ()
 
 
 class GivenUp(Exception):
@@ -229,6 +231,17 @@ async def _images(asker: Asker) -> None:
             return
 
 
+async def follow(asker: Asker) -> None:
+    """Greedy answers to prompts of token ids, with the ids of the answers in either way that endpoints know."""
+    common = {"model": asker.dialect.model, "temperature": 0, "max_tokens": FOLLOWED_TOKENS, "logprobs": 2}
+    for i, ids in enumerate(asker.wish.followed):
+        body = common | {"prompt": list(ids)}
+        answer = await asker(f"follow/{i}", body | {"return_token_ids": True}, path=COMPLETIONS)
+        if not answer.good or not answer.answer.token_ids:
+            asker.exchanges.pop()
+            await asker(f"follow/{i}", body | {"return_tokens_as_token_ids": True}, path=COMPLETIONS)
+
+
 # ---------------------------------------------------------------------------------------------------- interference
 
 
@@ -277,5 +290,6 @@ async def _cancel(asker: Asker, bodies: list[dict[str, Any]]) -> None:
             break
         await asyncio.sleep(0.2)
     asker.counters.append(counters)
-    for i, body in enumerate(bodies[:2]):
-        await asker(f"after_cancel/{i}", body)
+    after = [await asker(f"after_cancel/{i}", body) for i, body in enumerate(bodies[:2])]
+    if all(e.reply.fault in FAULTY for e in after):
+        raise GivenUp(f"no request is answered since clients left ({after[0].reply.fault})")

@@ -19,7 +19,7 @@ FAULTS = (
     "mute stall drop truncate no_done no_usage wrong_usage wrong_prompt_usage garbage html error_after_200 zero_chunks "
     "lost_chunk doubled_chunk reordered cut_characters ignores_stop ignores_max_tokens ignores_logprobs ignores_n "
     "ignores_echo ignores_seed ignores_temperature accepts_bad crashes_on_bad leaks batch_dependent wrong_logprobs "
-    "stale_image history_ignored hangs_after_cancel leaks_slots wrong_finish dead unlike"
+    "stale_image history_ignored hangs_after_cancel leaks_slots wrong_finish dead unlike slow_start bunched late"
 ).split()
 BENIGN = ("merged", "split", "slow", "completions_only", "plain", "no_metrics", "keeps_open", "reasoning")
 
@@ -147,6 +147,8 @@ class Endpoint:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.requests += 1
         chat = request.path.endswith("chat/completions")
+        if "slow_start" in self.flags and self.requests <= 6:
+            return web.json_response({"error": {"message": "loading the model"}}, status=503)
         if "dead" in self.flags or self.hung or "mute" in self.flags:
             await asyncio.sleep(3600)
         try:
@@ -241,6 +243,8 @@ class Endpoint:
             await response.write(b"data: [DONE]\n\n")
             return response
         events = self.events(asked, chat, rows, text, finish)
+        if "bunched" in self.flags:
+            await asyncio.sleep(0.12)
         for number, event in enumerate(events):
             if number == 3 and "stall" in self.flags:
                 await asyncio.sleep(3600)
@@ -251,8 +255,8 @@ class Endpoint:
                 return response
             if number == 3 and "garbage" in self.flags:
                 await response.write(b'data: {"choices": [\n\n')
-            if self.delay_s or "slow" in self.flags:
-                await asyncio.sleep(self.delay_s or 0.001)
+            if self.delay_s or self.flags & {"slow", "late"}:
+                await asyncio.sleep(0.2 if "late" in self.flags else self.delay_s or 0.001)
             await self.send(response, [event])
             await asyncio.sleep(0)
         if (asked.get("stream_options") or {}).get("include_usage") and "no_usage" not in self.flags:

@@ -1,0 +1,55 @@
+"""Between an endpoint's answers and the reference: prompts as token ids, and the token ids of the answers."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from day0check.compare.wire import WireAnswer
+    from day0check.load.records import Answer, Exchange
+    from reference.config import ModelConfig
+
+LENGTHS = (9, 33, 64, 65, 120, 17)
+FIRST_ID, BYTES = 32, 127  # printable ASCII as bytes: ordinary ids in every vocabulary
+_TOKEN_ID = re.compile(r"token_id:(\d+)")
+
+
+def prompts(config: ModelConfig, *, seed: int) -> tuple[tuple[int, ...], ...]:
+    """Prompts of ordinary token ids, lengths around the edges of pages and chunks; the same for the same seed."""
+    draw = random.Random(seed)
+    most = min(BYTES, config.vocab)
+    return tuple(
+        tuple(draw.randrange(FIRST_ID, most) for _ in range(length))
+        for length in LENGTHS
+        if length < config.max_positions
+    )
+
+
+def followable(exchanges: Sequence[Exchange]) -> tuple[tuple[WireAnswer, ...], str]:
+    """The answers whose token ids are known, and why others could not be followed ("" when all could)."""
+    from day0check.compare.wire import WireAnswer
+
+    asked = [e for e in exchanges if e.label.startswith("follow/")]
+    found, reason = [], ""
+    for e in asked:
+        ids = token_ids(e.answer)
+        if not e.good:
+            reason = reason or f"{e.label!r} got no answer: {e.answer.error or e.reply.detail}"
+        elif not ids:
+            reason = reason or "the endpoint names no token ids (return_token_ids, return_tokens_as_token_ids)"
+        else:
+            logprobs = e.answer.logprobs
+            same = logprobs is not None and len(logprobs) == len(ids)
+            found.append(WireAnswer(e.label, tuple(e.asked["prompt"]), ids, logprobs if same else None))
+    return tuple(found), reason if asked else "no prompt for the reference was sent"
+
+
+def token_ids(answer: Answer) -> tuple[int, ...]:
+    """Ids of the generated tokens, from `token_ids` or from tokens that are written "token_id:17"; () if unknown."""
+    if answer.token_ids:
+        return answer.token_ids
+    matches = [_TOKEN_ID.fullmatch(t.text) for t in answer.tokens]
+    return tuple(int(m[1]) for m in matches) if matches and all(matches) else ()
