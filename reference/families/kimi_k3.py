@@ -32,6 +32,8 @@ def _model(
     linear = text.part("linear_attn_config")
     layers = _layer_kinds(text, linear)
     nope = text.flag("mla_use_nope", True)
+    if nope:  # nothing is rotated, whatever these say
+        text.used.update(("rope_theta", "rope_scaling", "rope_parameters"))
     rope_dims = text.integer("qk_rope_head_dim")
     block = text.integer("attn_res_block_size", None)
     linear_beta = text.number("activation_situ_linear_beta", None)
