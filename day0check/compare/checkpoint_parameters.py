@@ -15,7 +15,15 @@ from typing import Any
 
 import torch
 
-from day0check.compare.parameters import Recorded, Weight, named_arguments, settings_of, weight_names, weight_of
+from day0check.compare.parameters import (
+    BY_EXPERT,
+    Recorded,
+    Weight,
+    named_arguments,
+    settings_of,
+    weight_names,
+    weight_of,
+)
 from day0check.compare.weight_digest import part_digests, value_digest
 from day0check.contracts import CONTRACTS
 from day0check.contracts.profiles import PROFILES
@@ -27,6 +35,8 @@ from reference.weights import Checkpoint
 CLOSE = 1e-6  # relative: a setting may have been through float32
 _NAMED = 3
 
+STRANGER = "operator that the layer does not have"
+
 Truth = dict[str, Recorded]
 
 
@@ -34,8 +44,9 @@ def compare_parameters(model: Any, profile: str, recorded: Iterable[Recorded]) -
     """A measure for each tap and phase of what a candidate recorded, in order of execution.
 
     `model`: a checkpoint directory, or a `reference.weights.Checkpoint`.
-    What differs is `pattern` "other setting: NAME" or "other weight: NAME"; a tap that the reference does not have is
-    not judged. Raises what reading the checkpoint raises.
+    What differs is `pattern` "other setting: NAME" or "other weight: NAME", or STRANGER: an operator that the layer
+    does not have, with weights that are not of the layer. Any other tap that the reference does not have is not
+    judged. Raises what reading the checkpoint raises.
     """
     recorded = tuple(recorded)
     is_directory = isinstance(model, (str, Path))
@@ -44,7 +55,9 @@ def compare_parameters(model: Any, profile: str, recorded: Iterable[Recorded]) -
     rounds = PROFILES[profile].act_dtype == "bfloat16"
     found: dict[tuple[str, str], list[_Comparison]] = {}
     for r in recorded:
-        found.setdefault((r.tap, r.phase), []).append(_Comparison(r, truth.get(r.tap), source, rounds))
+        found.setdefault((r.tap, r.phase), []).append(
+            _Comparison(r, truth.get(r.tap), source, rounds, stranger=_is_stranger(r, truth))
+        )
     measures = [measure for comparisons in found.values() for measure in _joined(comparisons)]
     return sorted(measures, key=lambda m: (m.order, m.tap, m.phase))
 
@@ -131,10 +144,25 @@ class _Source:
         return mxfp4_decode(packed, scale, dtype=torch.float32)
 
 
+def _is_stranger(recorded: Recorded, truth: Truth) -> bool:
+    """Whether a decoder layer runs an operator with weights where the model has neither the operator nor the weights.
+
+    Another form of what the layer has is none: it works with the weights of the layer.
+    """
+    if recorded.layer is None or recorded.tap in truth or not recorded.weights or recorded.operator in BY_EXPERT:
+        return False
+    layer = [r for tap, r in truth.items() if tap.startswith(f"layers.{recorded.layer:02d}.")]
+    known = {weight.digest for r in layer for weight in r.weights.values()}
+    ours = {weight.digest for weight in recorded.weights.values()}
+    return bool(layer) and recorded.operator not in {r.operator for r in layer} and not known & ours
+
+
 class _Comparison:
     """One record beside the truth: how many arguments were compared, and (pattern, sentence) of those that differ."""
 
-    def __init__(self, recorded: Recorded, true: Recorded | None, source: _Source, rounds: bool) -> None:
+    def __init__(
+        self, recorded: Recorded, true: Recorded | None, source: _Source, rounds: bool, *, stranger: bool
+    ) -> None:
         self.recorded, self.source, self.rounds = recorded, source, rounds
         self.compared = 0
         self.wrong: list[tuple[str, str]] = []
@@ -147,6 +175,11 @@ class _Comparison:
                 self._experts(part, {part: "value"})
         turns_nothing = recorded.operator == "rope.apply" and recorded.settings.get("layout") == "none"
         self.unknown = true is None and not turns_nothing
+        if stranger:
+            text = (
+                f"layer {recorded.layer} of the model has no {recorded.operator}, and its weights are not of this layer"
+            )
+            self.wrong.append((STRANGER, text))
         if true is not None:
             self._settings(true)
             if recorded.operator != "moe.experts":

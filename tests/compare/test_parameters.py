@@ -14,7 +14,7 @@ from day0check.accelerated import layers
 from day0check.accelerated.engine import Engine
 from day0check.backends.accelerated import Accelerated
 from day0check.backends.reference import Reference
-from day0check.compare.checkpoint_parameters import compare_parameters, same_setting
+from day0check.compare.checkpoint_parameters import STRANGER, compare_parameters, same_setting
 from day0check.compare.parameters import NOT_COMPARED, KnownWeights, ParametersRecorder, Recorded, settings_of
 from day0check.compare.weight_digest import part_digests, value_digest
 from day0check.contracts import CONTRACTS
@@ -92,6 +92,21 @@ def test_another_theta_is_named():
     assert wrong(backend) == [("rope.apply", n, "other setting: theta") for n in (3, 5, 7)]
     first = next(m for m in found if not m.passed)
     assert "theta is 1000000.0 where the checkpoint has 10000.0" in first.message
+
+
+def test_an_operator_that_the_layer_does_not_have_is_named():
+    """Catches an index of its own in a layer without one; another form on the layer's own weights is no stranger."""
+    backend = loaded()
+    found = recorded(backend)
+    query = next(r for r in found if r.tap == "layers.03.dsa.index_query" and r.phase == "prefill")
+    norm = next(r for r in found if r.tap == "layers.00.norm.rms.input" and r.phase == "prefill")
+    foreign = dataclasses.replace(query, tap="layers.05.dsa.index_query", layer=5)
+    (measure,) = compare_parameters(DIRECTORY, "bf16", [foreign])
+    assert (measure.passed, measure.not_judged, measure.pattern) == (False, "", STRANGER)
+    assert "layer 5 of the model has no dsa.index_query" in measure.message
+    own = dataclasses.replace(norm, tap="layers.00.mla.latent", operator="mla.latent")
+    (measure,) = compare_parameters(DIRECTORY, "bf16", [own])
+    assert measure.not_judged == "the reference makes no call of this name"
 
 
 def test_another_eps_in_one_norm_is_named(monkeypatch):
