@@ -27,6 +27,7 @@ COMMANDS = {
         "day0check.cli.selftest:selftest",
         "Run known faults and legal variants: are they caught, and placed?",
     ),
+    "serve": ("day0check.cli.serve:serve", "Answer OpenAI-compatible requests with the accelerated engine."),
     "list": ("day0check.cli.listing:list_", "List cases, operators, presets, checks, profiles or backends."),
 }
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT

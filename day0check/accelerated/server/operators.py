@@ -202,7 +202,7 @@ def _no_constant(name: str) -> Any:
 
 
 def logprobs(logits: Tensor, *, chosen: Tensor, top: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """logits [R, V] float32: log-probability [R] and rank [R] of chosen [R], the best K = max(top) of each row [R, K]."""
+    """logits [R, V] float32: log-probability and rank [R] of chosen [R], the best K = max(top) of each row [R, K]."""
     width = max(top, default=0)
     wide = logits.double()
     normal = torch.log_softmax(wide, -1)
