@@ -255,7 +255,8 @@ class Model:
     def _close(self, top: Here, spine: Spine) -> Tensor:
         kind = self.config.residual.kind
         if kind == "mhc":
-            return spine.stream.mean(1)
+            equal = torch.full_like(spine.stream[..., 0], 1 / spine.stream.shape[1])
+            return top("residual.collapse", residual.collapse_streams, spine.stream, pre=equal, site="output")
         return spine.stream if kind == "plain" else self._mix(top, spine, "output_attn_res", "output")
 
     def _collapse(self, here: Here, spine: Spine, part: str, site: str) -> Tensor:

@@ -128,7 +128,8 @@ class StreamsSpine:
 
     def output(self, at: Here, wanted: Tensor, row_map: RowMap) -> Tensor:
         streams = self.streams.index_select(0, wanted)
-        return wide(streams).mean(1).to(streams.dtype)
+        mean = torch.full(streams.shape[:2], 1 / streams.shape[1], dtype=wide(streams).dtype, device=streams.device)
+        return at("residual.collapse", streams, site="output", row_map=row_map, pre=mean)
 
     def _collapse(self, at: Here, site: str, p: Streams) -> Tensor:
         pre, self._post, self._comb = at(
