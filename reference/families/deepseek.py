@@ -52,7 +52,7 @@ def text_model(
             "mlp_width": text.integer("intermediate_size"),
             "mla": latent_attention(text, latent_eps=LATENT_EPS),
             "index": index,
-            "moe": mixture(text, layers=count),
+            "moe": mixture(text, layers=count, groups=(1, 1) if index_layout == "interleaved" else (8, 4)),
             "rope": rotary,
             "eps": text.number("rms_norm_eps"),
             "tied_head": outer.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
@@ -99,19 +99,20 @@ def _index(text: Keys, layout: str) -> Index:
     )
 
 
-def mixture(text: Keys, *, layers: int, first_dense: int = 0) -> Moe:
-    """Routed experts under DeepSeek's names. `moe_layer_freq` other than 1 thins them out."""
+def mixture(text: Keys, *, layers: int, groups: tuple[int, int] = (1, 1)) -> Moe:
+    """Routed experts under DeepSeek's names. `moe_layer_freq` other than 1 thins them out. What a configuration leaves
+    out has the default of upstream's classes, which differ in `groups` alone."""
+    must_be(text, "scoring_func", "sigmoid")
     width = text.integer("moe_intermediate_size")
     return Moe(
         experts=text.integer("n_routed_experts"),
         topk=text.integer("num_experts_per_tok"),
         width=width,
-        shared_width=width * text.integer("n_shared_experts", 0),
-        groups=text.integer("n_group", 1),
-        kept_groups=text.integer("topk_group", 1),
+        shared_width=width * text.integer("n_shared_experts", 1),
+        groups=text.integer("n_group", groups[0]),
+        kept_groups=text.integer("topk_group", groups[1]),
         renormalise=text.flag("norm_topk_prob", True),
-        scale=text.number("routed_scaling_factor", 1.0),
-        scoring=text.text("scoring_func", "sigmoid"),
-        first_dense=leading_dense(text, layers=layers, default=first_dense),
+        scale=text.number("routed_scaling_factor", 2.5),
+        first_dense=leading_dense(text, layers=layers, default=3),
         frequency=text.integer("moe_layer_freq", 1),
     )

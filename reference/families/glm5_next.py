@@ -48,7 +48,7 @@ def glm5_next(keys: Keys, preprocessor: dict[str, Any], tokenizer: dict[str, Any
         mla=latent_attention(text, latent_eps=eps),  # this family alone gives rms_norm_eps to the latent norms
         index=_index(text),
         kda=_kda(text, linear),
-        moe=mixture(text, layers=count, first_dense=3),
+        moe=mixture(text, layers=count),
         vision=_vision(keys.part("vision_config", optional=True), preprocessor),
         residual=_residual(text),
         activation=Activation("clamped", limit=text.number("swiglu_limit", 10.0)),
