@@ -1,1 +1,1 @@
-"""The truth: the whole composition in plain torch, written to be read beside the papers. Imports nothing of day0check."""
+"""The truth: the whole composition in plain torch, to be read beside the papers. Imports nothing of day0check."""

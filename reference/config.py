@@ -34,7 +34,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class Mla:
-    """Multi-head latent attention. The `rope` dims exist and count in the softmax scale even when nothing is rotated."""
+    """Multi-head latent attention. The `rope` dims count in the softmax scale even when nothing is rotated."""
 
     heads: int
     kv_lora: int
@@ -79,7 +79,7 @@ class Kda:
 
 @dataclass(frozen=True)
 class Activation:
-    """"silu": silu(g) u. "situ": beta tanh(g/beta) sigmoid(g) * linear_beta tanh(u/linear_beta).
+    """Kind "silu": silu(g) u. "situ": beta tanh(g/beta) sigmoid(g) * linear_beta tanh(u/linear_beta).
     "clamped": silu(min(g, limit)) * clamp(u, -limit, limit)."""
 
     kind: Literal["silu", "situ", "clamped"] = "silu"
@@ -108,7 +108,7 @@ class Moe:
 
 @dataclass(frozen=True)
 class Residual:
-    """"plain": x + f(norm x). "attention": Block Attention Residuals, blocks of `block` decoder layers.
+    """Kind "plain": x + f(norm x). "attention": Block Attention Residuals, blocks of `block` decoder layers.
     "mhc": `streams` residual streams with Sinkhorn mixing."""
 
     kind: Literal["plain", "attention", "mhc"] = "plain"
