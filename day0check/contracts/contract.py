@@ -50,6 +50,16 @@ class Form:
 
 
 @dataclass(frozen=True)
+class Direction:
+    """A parameter whose error the comparison estimates: an argument, and what people call it. Where it is a static
+    value the same factor may be wrong for one head only: `per_head`."""
+
+    argument: str
+    words: str
+    per_head: bool = False
+
+
+@dataclass(frozen=True)
 class Cost:
     operations: float
     bytes: float
@@ -62,6 +72,7 @@ class Contract:
     `reference`: "module:function" in `reference/`; it takes the same arguments plus `round=` when `points` is not empty.
     `points`: named rounding points in order of execution; the last, "out", is the rounding of the result.
     `mutates`: arguments written in place; `after` names the function in `reference/` that reads back what must be there.
+    `directions`: the parameters whose relative error is estimated from the error of the result.
     `net`: the result travels to the propagated comparison. `hard_inputs`: names in `hard_inputs.py`.
     """
 
@@ -80,6 +91,7 @@ class Contract:
     hard_inputs: tuple[str, ...] = ()
     cost: Callable[..., Cost] | None = None
     sites: tuple[str, ...] = ()
+    directions: tuple[Direction, ...] = ()
 
     def function(self) -> Callable[..., Any]:
         """The reference function (imports torch)."""
