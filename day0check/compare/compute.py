@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
 import torch
 
+from day0check.compare.directions import STEP, Parameter
 from day0check.compare.judgement import Judgement, merge
 from day0check.compare.metrics import Expected, judge_result
 from day0check.compare.replay import Replay
@@ -33,11 +35,18 @@ LEAST_SAMPLES, MOST_REPLICATES = 32, 8  # rows times replicates behind a column 
 
 
 def judge_compute(
-    replay: Replay, results: tuple[torch.Tensor, ...], profile: Profile, *, seed: int, keep: torch.Tensor | None = None
+    replay: Replay,
+    results: tuple[torch.Tensor, ...],
+    profile: Profile,
+    *,
+    seed: int,
+    keep: torch.Tensor | None = None,
+    thorough: bool = True,
 ) -> list[Judgement]:
     """One judgement per floating-point result of a call (or of joined calls), with `axis` and `row` set.
 
-    `keep` bool [rows]: rows of the first argument that count. Large calls are judged in blocks of rows where rows do
+    `keep` bool [rows]: rows of the first argument that count. `thorough`: the contract's parameters are estimated even
+    where nothing is conspicuous (one evaluation each). Large calls are judged in blocks of rows where rows do
     not depend on each other. Raises whatever the reference raises on the candidate's arguments.
     """
     count = len(next(iter(results))) if results and results[0].dim() else 0
@@ -47,7 +56,7 @@ def judge_compute(
         part = replay if whole else _rows_of(replay, start, end)
         own = results if whole else tuple(r[start:end] for r in results)
         kept = keep if keep is None or whole else keep[start:end]
-        for i, judgement in enumerate(_judge_block(part, own, profile, seed + start, kept)):
+        for i, judgement in enumerate(_judge_block(part, own, profile, seed + start, kept, thorough)):
             judgement = _shifted(judgement, start)
             judged[i] = judgement if judged[i] is None else merge(judged[i], judgement)
     return [j for j in judged if j is not None]
@@ -76,26 +85,32 @@ def _shifted(judgement: Judgement, start: int) -> Judgement:
 
 
 def _judge_block(
-    replay: Replay, results: tuple[torch.Tensor, ...], profile: Profile, seed: int, keep: torch.Tensor | None
+    replay: Replay,
+    results: tuple[torch.Tensor, ...],
+    profile: Profile,
+    seed: int,
+    keep: torch.Tensor | None,
+    thorough: bool,
 ) -> list[Judgement]:
     contract = replay.contract
     replay = _with_plain_weights(replay.wide(torch.float64))
     oracle = tuple(r.to(torch.float64) if r.is_floating_point() else r for r in replay.run())
     if len(oracle) != len(results):
         return [_miscounted(len(results), len(oracle))]
-    inner = profile.inner_points(contract.name)
+    inner, points = profile.inner_points(contract.name), profile.points_of(contract.name)
     generator = torch.Generator(device=results[0].device).manual_seed(seed)
     replicates: list[tuple[torch.Tensor, ...]] = []
     internal = None
     if inner:
-        points = profile.points_of(contract.name)
         for _ in range(_replicates(inner, len(results[0]) if results[0].dim() else 1)):
             replicates.append(replay.run(Rounder(points, "random", generator, leave=("out",))))
         internal = inner_variance(replay, points)
         floors = [simple_floor(o) for o in oracle if o.is_floating_point()]
     else:
         floors = float32_floor(replay, oracle, generator)
-    judged, floor_at = [], iter(floors)
+    judged, floor_at, groups = [], iter(floors), _groups(replay)
+    rounded = cache(lambda: replay.run(Rounder(points, "nearest", leave=("out",))))
+    changes = {d.argument: cache(partial(_change, replay, oracle, d.argument)) for d in contract.directions}
     for i, (result, spec) in enumerate(zip(results, contract.results, strict=True)):
         if not oracle[i].is_floating_point():
             judged.append(_equal(result, oracle[i], spec.rows))
@@ -107,11 +122,43 @@ def _judge_block(
             _rounded_to(profile, spec.dtype),
             tuple(r[i] for r in replicates) if own else (),  # a result that no inner point reaches has one rounding
             internal,
+            nearest=lambda i=i: rounded()[i],
+            parameters=tuple(
+                Parameter(d.argument, d.words, d.per_head, partial(_of_result, changes[d.argument], i))
+                for d in contract.directions
+            ),
+            groups=groups,
+            coupled="operands" in inner,
         )
         mask = keep if spec.rows == "rows" and keep is not None and len(keep) == len(result) else None
-        judgement = judge_result(result, expected, keep=mask)
+        judgement = judge_result(result, expected, keep=mask, thorough=thorough)
         judged.append(Judgement(**{**judgement.__dict__, "axis": spec.rows}))
     return judged
+
+
+def _groups(replay: Replay) -> tuple[tuple[str, torch.Tensor], ...]:
+    """The expert of each pair, where the operator has experts."""
+    if replay.contract.name != "moe.experts":
+        return ()
+    x, offsets = replay.arguments["x"], replay.arguments["offsets"]
+    pairs = torch.arange(x.shape[0], device=x.device)
+    return (("expert", (torch.searchsorted(offsets, pairs, right=True) - 1).clamp(0, max(0, len(offsets) - 2))),)
+
+
+def _change(replay: Replay, oracle: tuple[torch.Tensor, ...], argument: str) -> tuple[torch.Tensor, ...] | None:
+    """The change of every result with the logarithm of an argument, by a finite difference; None where the argument
+    is absent or nothing that can be a little larger."""
+    name = f"{argument}_scale" if replay.arguments.get(f"{argument}_scale") is not None else argument
+    value = replay.arguments.get(name)
+    if not (isinstance(value, float) or (isinstance(value, torch.Tensor) and value.is_floating_point())):
+        return None
+    changed = replay.changed(**{name: value * (1 + STEP)}).run()
+    return tuple((c - o) / STEP for c, o in zip(changed, oracle, strict=True))
+
+
+def _of_result(changes: Callable[[], tuple[torch.Tensor, ...] | None], result: int) -> torch.Tensor | None:
+    found = changes()
+    return None if found is None else found[result]
 
 
 def _rounded_to(profile: Profile, contract_dtype: str) -> str | None:

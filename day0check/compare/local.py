@@ -29,6 +29,7 @@ from day0check.probe.rows import PADDING, RowMap
 from day0check.types import Measure
 
 POOLED_STEPS = 32
+THOROUGH_EVERY = 3  # of an operator's taps in a phase: parameters are estimated even where nothing is conspicuous
 POOLED_BYTES = 256 * 2**20
 # What a fused kernel gets in place of gathered keys: those that it picks, or all of a request (values are columns).
 PICKED = ("pool", "table", "owner", "indices")
@@ -48,6 +49,7 @@ class _Tally:
     phase: str
     layer: int | None
     order: int
+    thorough: bool
     judgement: Judgement | None = None
     failed_at: int | None = None
     request: str | None = None
@@ -174,7 +176,9 @@ class Judge(Observer):
         key = (call.tap, call.phase)
         if key not in self._tallies:
             kind = "compute" if contract is None else contract.kind
-            self._tallies[key] = _Tally(call.tap, call.operator, kind, call.phase, call.layer, call.order)
+            before = sum(t.operator == call.operator and t.phase == call.phase for t in self._tallies.values())
+            thorough = before % THOROUGH_EVERY == 0
+            self._tallies[key] = _Tally(call.tap, call.operator, kind, call.phase, call.layer, call.order, thorough)
         return self._tallies[key]
 
     def _judge_waiting(self) -> None:
@@ -208,7 +212,8 @@ class Judge(Observer):
         keep = _rows_that_count(calls, replay)
         if contract.kind == "choose":
             return judge_choice(replay, results, claims_tie_rule=self.claims_tie_rule, keep=keep)
-        return judge_compute(replay, results, self.profile, seed=self._draw(tally, calls[0].order), keep=keep)
+        draw = self._draw(tally, calls[0].order)
+        return judge_compute(replay, results, self.profile, seed=draw, keep=keep, thorough=tally.thorough)
 
     def _draw(self, tally: _Tally, order: int) -> int:
         text = f"{self.seed}/{tally.tap}/{tally.phase}/{order}"

@@ -5,21 +5,33 @@ Legend: R rows, H heads, C channels. Limits are those of the method notes, secti
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from day0check.compare.directions import (
+    Known,
+    Parameter,
+    Statement,
+    best_explanation,
+    parameter_statements,
+    slope_statements,
+)
 from day0check.compare.judgement import Judgement, beyond
 from day0check.compare.noise import NoiseMap, as_matrix, group_spread, noise_map, ratio_limit
-from day0check.compare.rounding import FORMATS, ulp
+from day0check.compare.rounding import FORMATS, round_nearest, ulp
+from day0check.compare.slopes import tiles
 
 WHOLE_LIMIT, GROUP_LIMIT, LARGE_TILE_LIMIT, Z_LIMIT, ELEMENT_LIMIT = 1.1, 1.5, 1.25, 8.0, 1.0
 SMALL_TILE, LARGE_TILE = 16, 32  # sides; 32 x 32 = 1,024 elements
+BENIGN_WHOLE = 0.85  # healthy results of several roundings stay below it; above it the parameters are estimated
 LEAST_FREEDOM = 4.0  # below it a ratio says nothing
 # The element bound B in units of the float32 floor: 2 sqrt(K) against sqrt(K) / 8 where the result is rounded, so that
 # only values next to a midpoint meet it. Raw float32 results meet it always: one product after another, of float32
 # factors, reaches 2.7 sqrt(K) in a few thousand elements.
 BOUND, BOUND_UNROUNDED = 16.0, 48.0
+POWER_ELEMENTS = 2**15
 NEAREST = 0.5  # variance of nearest over random rounding
 
 
@@ -29,7 +41,8 @@ class Expected:
 
     `floor`: standard deviation that float32 sums may add. `replicates`: results before the output rounding, under
     random rounding of the inner points; empty when only the output is rounded. `out_dtype`: None = not rounded.
-    `internal`: variance of the inner roundings where it is known from a formula.
+    `internal`: variance of the inner roundings where it is known from a formula. `nearest`: gives the result before the
+    output rounding with inner points rounded to nearest. The others are as in `directions.py`.
     """
 
     oracle: torch.Tensor
@@ -37,13 +50,20 @@ class Expected:
     out_dtype: str | None
     replicates: tuple[torch.Tensor, ...] = ()
     internal: torch.Tensor | None = None
+    nearest: Callable[[], torch.Tensor] | None = None
+    parameters: tuple[Parameter, ...] = ()
+    groups: tuple[tuple[str, torch.Tensor], ...] = ()
+    coupled: bool = False
 
 
-def judge_result(candidate: torch.Tensor, expected: Expected, *, keep: torch.Tensor | None = None) -> Judgement:
+def judge_result(
+    candidate: torch.Tensor, expected: Expected, *, keep: torch.Tensor | None = None, thorough: bool = True
+) -> Judgement:
     """Judges a candidate's result [rows, ...] of any float dtype.
 
-    `keep`: bool [rows], rows that count (padding does not). Non-finite values come first, then either the element
-    bound (one final rounding, or none) or |z| and the ratios (several roundings).
+    `keep`: bool [rows], rows that count (padding does not). `thorough`: parameters are estimated even where nothing is
+    conspicuous. Non-finite values come first, then either the element
+    bound (one final rounding, or none) or |z|, ratios, slopes and directions (several roundings).
     """
     if tuple(candidate.shape) != tuple(expected.oracle.shape):
         return _misshapen(candidate, expected.oracle)
@@ -73,8 +93,8 @@ def judge_result(candidate: torch.Tensor, expected: Expected, *, keep: torch.Ten
     error = torch.where(usable, y - o, torch.zeros_like(y))
     o = torch.where(usable, o, torch.zeros_like(o))
     if expected.replicates:
-        return _by_ratio(y, o, error, floor, usable, expected)
-    return _by_element(y, o, error, floor, usable, expected.out_dtype)
+        return _by_ratio(y, o, error, floor, usable, expected, thorough)
+    return _by_element(y, o, error, floor, usable, expected)
 
 
 def _misshapen(candidate: torch.Tensor, oracle: torch.Tensor) -> Judgement:
@@ -92,6 +112,9 @@ def _misshapen(candidate: torch.Tensor, oracle: torch.Tensor) -> Judgement:
 def _non_finite(y: torch.Tensor, o: torch.Tensor, out_dtype: str | None) -> tuple[torch.Tensor, torch.Tensor]:
     """(elements whose class differs from the oracle's, elements that are finite on both sides)."""
     largest = FORMATS[out_dtype or "float32"].largest
+    if float(y.abs().max()) < float("inf") and float(o.abs().max()) < largest:  # false for NaN
+        every = torch.ones_like(y, dtype=torch.bool)
+        return ~every, every
     finite = torch.isfinite(y) & torch.isfinite(o)
     same = finite | (torch.isnan(y) & torch.isnan(o)) | (y == o)
     overflow = torch.isinf(y) & (o.abs() >= largest * (1 - 2.0**-9)) & (torch.sign(y) == torch.sign(o))
@@ -117,9 +140,11 @@ def _by_element(
     error: torch.Tensor,
     floor: torch.Tensor,
     usable: torch.Tensor,
-    out_dtype: str | None,
+    expected: Expected,
 ) -> Judgement:
-    """One final rounding or none: |e| <= ulp / 2 + B, no statistics needed."""
+    """One final rounding or none: |e| <= ulp / 2 + B, no statistics needed. A slope would see less (it averages over
+    the rounding that this bound cuts off) and only gives the words."""
+    out_dtype = expected.out_dtype
     bound = (BOUND_UNROUNDED if out_dtype is None else BOUND) * floor
     half = _half_step(torch.where(usable, y, o), o, out_dtype)
     size = error.abs()
@@ -145,15 +170,39 @@ def _by_element(
         int(bad.any(-1).any(-1).nonzero()[0]),
         pattern=pattern,
         message=f"{int(bad.sum())} of {int(usable.sum())} values are further from the exact result than one rounding "
-        f"and float32 sums explain ({pattern}); the worst by {worst:.3g} times the bound",
+        f"and float32 sums explain ({pattern}); the worst by {worst:.3g} times the bound"
+        + _in_words(_explained(o, error, floor, usable, expected)),
         power=power,
     )
+
+
+def _explained(
+    o: torch.Tensor, error: torch.Tensor, floor: torch.Tensor, usable: torch.Tensor, expected: Expected
+) -> Statement | None:
+    """The factor or parameter behind errors beyond the element bound, if one explains them."""
+    variance = floor.square()
+    if expected.out_dtype is not None:
+        variance = variance + ulp(o.contiguous(), expected.out_dtype).square() / 6
+    noise = NoiseMap(variance, variance.new_zeros(0), ~usable, torch.zeros_like(variance))
+    known = Known(error, o, noise, usable, groups=expected.groups, coupled=expected.coupled)
+    statements = slope_statements(known) + parameter_statements(known, expected.parameters)
+    return best_explanation(statements, float((error.square() / variance)[usable].sum()) - float(usable.sum()))
+
+
+def _in_words(statement: Statement | None) -> str:
+    return "" if statement is None else f"; {statement.text()}"
 
 
 def _element_power(
     o: torch.Tensor, bound: torch.Tensor, half: torch.Tensor, usable: torch.Tensor, out_dtype: str | None
 ) -> float | None:
-    """Smallest factor 1 + eps on everything that must show: some element crosses its next midpoint by more than B."""
+    """Smallest factor 1 + eps on everything that must show: some element crosses its next midpoint by more than B.
+
+    Of large results a part of the rows is looked at: more rows could only see more.
+    """
+    every = -(-o.numel() // POWER_ELEMENTS)
+    if every > 1:
+        o, bound, half, usable = (t[::every] for t in (o, bound, half, usable))
     size = o.abs()
     counted = usable & (size > 0)
     if not bool(counted.any()):
@@ -209,6 +258,7 @@ def _by_ratio(
     floor: torch.Tensor,
     usable: torch.Tensor,
     expected: Expected,
+    thorough: bool,
 ) -> Judgement:
     """Several roundings: |z| and ratios against the replicates' own spread; quiet elements by the float32 floor."""
     replicates = [as_matrix(r) for r in expected.replicates]
@@ -234,8 +284,35 @@ def _by_ratio(
     whole_freedom = min((f for f in freedom.values() if f > 0), default=0.0)
     power = _judge_whole(z2, noise, counted, whole_freedom, o, statistics, limits)
     failing = beyond(statistics, limits)
-    if not failing:
+    known = _known(o, error, noise, counted, replicates, expected)
+    statements = slope_statements(known)
+    if thorough or failing or any(s.beyond for s in statements) or statistics.get("whole", 0.0) > BENIGN_WHOLE:
+        statements += parameter_statements(known, expected.parameters)
+    for statement in statements:
+        statistics[statement.key], limits[statement.key] = statement.significance, statement.limit
+        if statement.key.startswith("direction"):
+            statistics[statement.key.replace("direction", "error", 1)] = abs(statement.amplitude)
+    powers = [p for p in (power, *(s.power for s in statements if s.key == "slope")) if p is not None]
+    power = min(powers, default=None)
+    if not beyond(statistics, limits):
         return Judgement(y.shape[0], y.numel(), statistics, limits, power=power)
+    told = best_explanation(statements, float(z2[counted].sum()) - float(counted.sum()))
+    if not failing:
+        failing = beyond(statistics, limits)
+        chosen = next(s for s in statements if s.key == failing)
+        told = told if told is not None and told.beyond else chosen
+        return Judgement(
+            y.shape[0],
+            y.numel(),
+            statistics,
+            limits,
+            told.key,
+            told.row,
+            pattern=told.pattern,
+            message=f"{told.text()}: {told.significance:.3g} times the spread that the claimed precision explains, "
+            f"the limit is {told.limit:.3g}",
+            power=power,
+        )
     bad = z2 > Z_LIMIT**2
     if "element" in limits and statistics["element"] > ELEMENT_LIMIT:
         bad |= quiet & (element > ELEMENT_LIMIT)
@@ -249,8 +326,34 @@ def _by_ratio(
         row,
         pattern=pattern,
         message=f"the error ({pattern}) is {statistics[failing]:.3g} in '{failing}' where the claimed precision "
-        f"explains {limits[failing]:.3g}",
+        f"explains {limits[failing]:.3g}" + _in_words(told),
         power=power,
+    )
+
+
+def _known(
+    o: torch.Tensor,
+    error: torch.Tensor,
+    noise: NoiseMap,
+    counted: torch.Tensor,
+    replicates: list[torch.Tensor],
+    expected: Expected,
+) -> Known:
+    def nearest_error() -> torch.Tensor:
+        y = as_matrix(expected.nearest())
+        if expected.out_dtype is not None:
+            y = round_nearest(y, expected.out_dtype)
+        return torch.where(counted, torch.nan_to_num(y - o), 0.0)
+
+    return Known(
+        error,
+        o,
+        noise,
+        counted,
+        [r - o for r in replicates],
+        None if expected.nearest is None else nearest_error,
+        expected.groups,
+        expected.coupled,
     )
 
 
@@ -284,16 +387,8 @@ def _all_groups(z2: torch.Tensor, noise: NoiseMap, counted: torch.Tensor) -> dic
         groups["head"] = _grouped(stack.sum((1, 3)), weight.sum((0, 2)), GROUP_LIMIT)
     for name, side, least in (("tile", SMALL_TILE, GROUP_LIMIT), ("tile_1024", LARGE_TILE, LARGE_TILE_LIMIT)):
         if z2.shape[0] >= 2 * side and z2.shape[1] * z2.shape[2] >= 2 * side:
-            groups[name] = _grouped(_tiles(stack, side), _tiles(weight.unsqueeze(0), side)[0], least)
+            groups[name] = _grouped(tiles(stack, side), tiles(weight.unsqueeze(0), side)[0], least)
     return groups
-
-
-def _tiles(x: torch.Tensor, side: int) -> torch.Tensor:
-    """Sums over side x side tiles of [S, R, H, C], heads side by side; edge tiles are smaller."""
-    flat = x.reshape(x.shape[0], 1, x.shape[1], -1)
-    below, right = -flat.shape[2] % side, -flat.shape[3] % side
-    flat = torch.nn.functional.pad(flat, (0, right, 0, below))
-    return torch.nn.functional.avg_pool2d(flat, side).squeeze(1) * side**2
 
 
 def _grouped(sums: torch.Tensor, count: torch.Tensor, least: float) -> _Groups:

@@ -21,11 +21,13 @@ TAIL = 1e-12  # 1e-3 false alarms a run of 1e9 groups
 
 @dataclass(frozen=True)
 class NoiseMap:
-    """`variance` [R, H, C] of a healthy element, `spread` [K, R, H, C]: the replicates' own squared errors over it."""
+    """`variance` [R, H, C] of a healthy element, `spread` [K, R, H, C]: the replicates' own squared errors over it,
+    `inner` [R, H, C] the part of the variance that inner roundings make."""
 
     variance: torch.Tensor
     spread: torch.Tensor
     quiet: torch.Tensor  # [R, H, C] bool: nothing is rounded there, only float32 sums can differ
+    inner: torch.Tensor
 
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
@@ -95,7 +97,7 @@ def noise_map(
         errors = [e + random_variance(r, out_dtype) for e, r in zip(errors, replicates, strict=True)]
     safe = torch.where(variance > 0, variance, torch.ones_like(variance))
     spread = torch.stack([(e + float32) / safe for e in errors])
-    return NoiseMap(variance, spread, quiet)
+    return NoiseMap(variance, spread, quiet, internal)
 
 
 @dataclass(frozen=True)

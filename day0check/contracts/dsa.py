@@ -1,6 +1,18 @@
 """DeepSeek sparse attention: HI index heads of dim dI, n keys (or pools), k selected, d = c + dr, P tokens per pool."""
 
-from day0check.contracts.contract import OWNER, Arg, Contract, Form, Result, batch, linear, rows, shared, static
+from day0check.contracts.contract import (
+    OWNER,
+    Arg,
+    Contract,
+    Direction,
+    Form,
+    Result,
+    batch,
+    linear,
+    rows,
+    shared,
+    static,
+)
 
 CONTRACTS = (
     linear("dsa.index_query", "index queries from the normed query latent"),
@@ -29,6 +41,7 @@ CONTRACTS = (
         "reference.attention:index_key",
         points=("projected", "out"),
         hard_inputs=("plain", "outlier_channel"),
+        directions=(Direction("eps", "eps"),),
     ),
     Contract(
         "dsa.pool_key",
@@ -55,6 +68,7 @@ CONTRACTS = (
         "reference.attention:index_scores",
         points=("out",),
         hard_inputs=("plain", "all_negative", "negative_weights", "page_edge", "ragged"),
+        directions=(Direction("scale", "score scale"),),
     ),
     Contract(
         "dsa.select",
@@ -69,7 +83,16 @@ CONTRACTS = (
         (Result("indices", "rows k", "int32"),),
         "reference.attention:select",
         ties="among equal scores the lower index wins; the order of the result is free",
-        hard_inputs=("plain", "ties", "plateau_of_zeros", "fewer_than_k", "no_key", "exactly_k", "one_over_k", "clustered"),
+        hard_inputs=(
+            "plain",
+            "ties",
+            "plateau_of_zeros",
+            "fewer_than_k",
+            "no_key",
+            "exactly_k",
+            "one_over_k",
+            "clustered",
+        ),
         net=True,
     ),
     Contract(
@@ -89,5 +112,6 @@ CONTRACTS = (
         points=("s", "p", "out"),
         forms=(Form("flash", ("p", "out")), Form("eager", ("s", "p", "out")), Form("float32_p", ("out",))),
         hard_inputs=("plain", "sharp", "one_key", "no_key", "leading_invalid", "outlier_channel"),
+        directions=(Direction("scale", "softmax scale", per_head=True),),
     ),
 )

@@ -1,9 +1,13 @@
 """Kimi delta attention: H heads, dk key and dv value dims, C = H (2 dk + dv) conv channels, W conv width."""
 
-from day0check.contracts.contract import OFFSETS, Contract, Form, Result, batch, linear, rows, shared, static
+from day0check.contracts.contract import OFFSETS, Contract, Direction, Form, Result, batch, linear, rows, shared, static
 
 CONTRACTS = (
-    linear("kda.project", "projections of the hidden state", sites=("q", "k", "v", "f_a", "f_b", "beta", "gate", "gate_a", "gate_b")),
+    linear(
+        "kda.project",
+        "projections of the hidden state",
+        sites=("q", "k", "v", "f_a", "f_b", "beta", "gate", "gate_a", "gate_b"),
+    ),
     Contract(
         "kda.conv",
         "compute",
@@ -30,6 +34,7 @@ CONTRACTS = (
         "reference.kda:gates",
         points=("out",),
         hard_inputs=("plain", "saturated", "strong_decay"),
+        directions=(Direction("dt_bias", "dt_bias"),),
     ),
     Contract(
         "kda.attention",
@@ -54,6 +59,7 @@ CONTRACTS = (
             Form("chunked_bf16", ("operands", "out"), "decayed q k, inverse, w u and V~ in bf16"),
         ),
         hard_inputs=("plain", "chunk_edge", "strong_decay", "beta_extremes", "long_state", "ragged"),
+        directions=(Direction("beta", "beta"), Direction("g", "log decay g")),
     ),
     Contract(
         "kda.output",
@@ -70,5 +76,6 @@ CONTRACTS = (
         "reference.kda:output",
         points=("gated", "out"),
         hard_inputs=("plain", "small_norm_row", "closed_gate"),
+        directions=(Direction("eps", "eps"), Direction("gate", "gate")),
     ),
 )

@@ -4,7 +4,19 @@ Both forms are cut where they round: plain = expand, then attention on k and v; 
 the latent rows themselves (Hk = 1), then value.
 """
 
-from day0check.contracts.contract import OWNER, Arg, Contract, Form, Result, batch, linear, rows, shared, static
+from day0check.contracts.contract import (
+    OWNER,
+    Arg,
+    Contract,
+    Direction,
+    Form,
+    Result,
+    batch,
+    linear,
+    rows,
+    shared,
+    static,
+)
 
 CONTRACTS = (
     linear("mla.query", "query projection: to the latent (`down`), from it (`up`), or direct", sites=("down", "up")),
@@ -63,6 +75,7 @@ CONTRACTS = (
         points=("s", "p", "out"),
         forms=(Form("flash", ("p", "out")), Form("eager", ("s", "p", "out")), Form("float32_p", ("out",))),
         hard_inputs=("plain", "sharp", "one_key", "no_key", "page_edge", "ragged"),
+        directions=(Direction("scale", "softmax scale", per_head=True),),
     ),
     Contract(
         "mla.merge",
@@ -94,5 +107,6 @@ CONTRACTS = (
         "reference.attention:gated_output",
         points=("gated", "out"),
         hard_inputs=("plain", "outlier_channel", "closed_gate"),
+        directions=(Direction("gate", "gate"),),
     ),
 )

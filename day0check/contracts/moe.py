@@ -3,7 +3,7 @@
 A pair is one (row, choice); pair number = row * k + choice. `order` lists pair numbers sorted by expert (stable).
 """
 
-from day0check.contracts.contract import OFFSETS, Contract, Form, Result, linear, rows, shared, static
+from day0check.contracts.contract import OFFSETS, Contract, Direction, Form, Result, linear, rows, shared, static
 from day0check.contracts.spine import ACTIVATION_ARGS
 
 CONTRACTS = (
@@ -72,6 +72,7 @@ CONTRACTS = (
         points=("gate", "up", "h", "out"),
         forms=(Form("fused", ("h", "out")), Form("eager", ("gate", "up", "h", "out"))),
         hard_inputs=("plain", "one_pair", "extreme_codes", "large_gate"),
+        directions=(Direction("w1", "gate projection"), Direction("w3", "up projection")),
     ),
     Contract(
         "moe.combine",
@@ -82,6 +83,7 @@ CONTRACTS = (
         "reference.moe:combine",
         points=("out",),
         hard_inputs=("plain", "cancellation", "padding"),
+        directions=(Direction("weights", "router weights"),),
     ),
     linear("moe.up", "expert latent to the hidden size"),
     Contract(
@@ -100,5 +102,6 @@ CONTRACTS = (
         points=("gate", "up", "h", "out"),
         forms=(Form("fused", ("h", "out")), Form("eager", ("gate", "up", "h", "out"))),
         hard_inputs=("plain", "outlier_channel", "large_gate"),
+        directions=(Direction("gate", "gate projection"), Direction("up", "up projection")),
     ),
 )

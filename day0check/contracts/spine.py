@@ -1,6 +1,6 @@
 """Input and residual spine: D hidden, V vocabulary, n sources, N streams, I width of the MLP."""
 
-from day0check.contracts.contract import Contract, Form, Result, pool, rows, shared, static
+from day0check.contracts.contract import Contract, Direction, Form, Result, pool, rows, shared, static
 
 ACTIVATION_ARGS = (
     static("activation"),
@@ -59,6 +59,7 @@ CONTRACTS = (
             "norm1",
             "vision_final",
         ),
+        directions=(Direction("eps", "eps"),),
     ),
     Contract(
         "residual.add",
@@ -84,6 +85,7 @@ CONTRACTS = (
         hard_inputs=("plain", "one_source", "equal_sources", "outlier_channel"),
         sites=("attention", "mlp", "output"),
         net=True,
+        directions=(Direction("eps", "eps"),),
     ),
     Contract(
         "residual.store",
@@ -163,5 +165,6 @@ CONTRACTS = (
         points=("gate", "up", "h", "out"),
         forms=(Form("fused", ("h", "out")), Form("eager", ("gate", "up", "h", "out"))),
         hard_inputs=("plain", "outlier_channel", "large_gate"),
+        directions=(Direction("gate", "gate projection"), Direction("up", "up projection")),
     ),
 )

@@ -1,6 +1,6 @@
 """Vision tower: patches (rows) of all images of a request; grids = ((t, h, w), ...) in patches; Dv hidden, d head dim."""
 
-from day0check.contracts.contract import OFFSETS, Contract, Form, Result, linear, rows, shared, static
+from day0check.contracts.contract import OFFSETS, Contract, Direction, Form, Result, linear, rows, shared, static
 
 CONTRACTS = (
     Contract(
@@ -54,6 +54,7 @@ CONTRACTS = (
         points=("s", "p", "out"),
         forms=(Form("flash", ("p", "out")), Form("eager", ("s", "p", "out"))),
         hard_inputs=("plain", "two_images", "sharp"),
+        directions=(Direction("scale", "softmax scale", per_head=True),),
     ),
     linear("vision.output", "output projection of a block's attention"),
     Contract(
@@ -72,6 +73,7 @@ CONTRACTS = (
         points=("fc0", "h", "out"),
         forms=(Form("fused", ("h", "out")), Form("eager", ("fc0", "h", "out"))),
         hard_inputs=("plain", "outlier_channel"),
+        directions=(Direction("fc0", "first projection"),),
     ),
     Contract(
         "vision.merge",
@@ -86,11 +88,18 @@ CONTRACTS = (
         "vision.project",
         "compute",
         "RMSNorm(gelu(x W0^T) W1^T): the projector into the text space",
-        (rows("x", "tokens 4Dv"), shared("w0", "4Dv 4Dv"), shared("w1", "D 4Dv"), shared("norm_weight", "D"), static("eps")),
+        (
+            rows("x", "tokens 4Dv"),
+            shared("w0", "4Dv 4Dv"),
+            shared("w1", "D 4Dv"),
+            shared("norm_weight", "D"),
+            static("eps"),
+        ),
         (Result("y", "tokens D", rows=""),),
         "reference.vision:project",
         points=("h", "projected", "out"),
         hard_inputs=("plain", "outlier_channel"),
         net=True,
+        directions=(Direction("eps", "eps"),),
     ),
 )
