@@ -52,7 +52,7 @@ def place(images: list[Tensor], config: VisionConfig, request: str, pads: list[i
 
     Raises InputError when the images do not fill the pads exactly.
     """
-    grids = tuple(_grid(image.shape[1], image.shape[0], config) for image in images)
+    grids = tuple(grid_in_patches(image.shape[1], image.shape[0], config) for image in images)
     counts = [height * width // config.merge**2 for _, height, width in grids]
     if sum(counts) != len(pads):
         raise InputError(
@@ -69,7 +69,7 @@ def place(images: list[Tensor], config: VisionConfig, request: str, pads: list[i
     return Pictures(tuple(images), grids, tuple(maps), RowMap((request,), (0,) * len(pads), tuple(pads)))
 
 
-def _grid(width: int, height: int, config: VisionConfig) -> tuple[int, int, int]:
+def grid_in_patches(width: int, height: int, config: VisionConfig) -> tuple[int, int, int]:
     """(1, rows, columns) in patches of an image of width x height pixels, by the rules of its tower."""
     if config.kind == "glm":
         budget = {"min_tokens": config.min_tokens, "max_tokens": config.max_tokens}
