@@ -39,8 +39,8 @@ CONTRACTS = (
     Contract(
         "serve.tool_call",
         "exact",
-        "text outside tool calls, and for each call that goes on: number, name (where it becomes known) and more of its "
-        "JSON arguments; `schemas`: parameter types by tool, values of type string and of unknown parameters are strings",
+        "text outside tool calls, and for each call that goes on: number, name (where it becomes known) and more of "
+        "its JSON arguments; `schemas`: parameter types by tool; of type string and unknown ones are JSON strings",
         (static("text"), static("sent"), static("schemas"), static("final")),
         (Result("content", "", "str", rows=""), Result("calls", "", "tuple", rows="")),
         "reference.serve:tool_call",
@@ -48,8 +48,8 @@ CONTRACTS = (
     Contract(
         "serve.logprobs",
         "exact",
-        "log-probability and rank of a token of each row and the `top` best of that row, before any temperature: logits "
-        "minus their log-sum-exp in float64; a row that asks for fewer than K has id -1 and NaN behind them",
+        "log-probability and rank of a token of each row and the `top` best of that row, before any temperature: "
+        "logits minus their log-sum-exp in float64; a row that asks for fewer than K has id -1 and NaN behind them",
         (rows("logits", "R V", "float32"), rows("chosen", "R", "int64"), static("top")),
         (
             Result("logprob", "R", "float32"),

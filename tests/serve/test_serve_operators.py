@@ -11,7 +11,7 @@ from day0check.accelerated.server import operators as served
 from day0check.contracts import CONTRACTS
 from reference import serve as truth
 
-SOME = settings(max_examples=150, deadline=None)
+SOME = settings(max_examples=60, deadline=None)
 PIECES = (*(bytes([i]) for i in range(256)), b"", "한".encode(), "🙂".encode()[:2], "🙂".encode()[2:])
 TAGS = [
     "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<think>", "</think>",

@@ -26,10 +26,7 @@ from day0check.accelerated.server.vocabulary import Vocabulary
 from day0check.errors import Unavailable
 from reference.config import ModelConfig
 
-TOOL_TEXT = (
-    "You may call tools. Write a call as <tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call> "
-    "with one key and value for each argument. The tools:"
-)
+TOOL_TEXT = "Tools, called as <tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>:"
 
 
 @dataclass(frozen=True)

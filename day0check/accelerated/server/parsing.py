@@ -56,7 +56,7 @@ def _refusal(error: ValidationError, body: Any) -> Refused:
     """The first unknown field, or else the first error of the branch that came furthest."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     unknown = [e for e in errors if e["type"] == "extra_forbidden"]
-    chosen = (unknown or sorted(errors, key=lambda e: -len(_path(e["loc"], body))))[0]
+    chosen = unknown[0] if unknown else max(errors, key=lambda e: _reach(_path(e["loc"], body)))
     path = _path(chosen["loc"], body)
     where = ".".join(map(str, path)) or None
     if unknown:
@@ -65,6 +65,10 @@ def _refusal(error: ValidationError, body: Any) -> Refused:
     if chosen["type"] == "missing":
         return Refused(f"the field {where!r} is missing", param=where, code="missing_field")
     return Refused(f"{where}: {message}" if where else message, param=where, code="invalid_value")
+
+
+def _reach(path: tuple[int | str, ...]) -> tuple[int, list[int]]:
+    return len(path), [key for key in path if isinstance(key, int)]
 
 
 def _path(location: tuple[int | str, ...], body: Any) -> tuple[int | str, ...]:
