@@ -40,7 +40,8 @@ class RunPlan:
 
     `memory_limit_bytes`: resident bytes of the candidate's process and its children (None: `default_memory_limit`).
     `start_limit_s`: from the start of a process to its first case; `load_limit_s`: for loading the model.
-    `max_deaths`: how many processes of the candidate may die before the remaining cases are left out.
+    `max_deaths`: how many processes of the candidate may die before the remaining cases are left out. `witness`: keep
+    this one call whole (`probe.witness.Witness`) in `candidate/witness`, and judge nothing.
     """
 
     cases: tuple[RunCase, ...]
@@ -62,6 +63,7 @@ class RunPlan:
     load_limit_s: float = 180.0
     reference_limit_s: float = 600.0
     max_deaths: int = 4
+    witness: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -407,6 +409,7 @@ class _Lane:
             repeats=plan.repeats,
             threads=plan.threads,
             parent=os.getpid(),
+            witness=plan.witness,
         )
 
     def feed(self) -> None:

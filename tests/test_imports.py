@@ -32,7 +32,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("verdict_rows",),
     ("baseline", "baseline_compare", "baseline_speed"),
     ("report",),
-    ("selftest",),
+    ("selftest", "repro"),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

@@ -21,7 +21,8 @@ class Job:
 
     `events`: the file of JSON lines in which the worker says where it is. `byte_cap`: bytes of captured tensors a case.
     `repeats`: unobserved runs of each case after the observed one, for its times. `parent`: the runner's process id;
-    the worker ends with it (0: it does not).
+    the worker ends with it (0: it does not). `witness`: the one call to keep whole, as `probe.witness.Witness` takes
+    it, in place of everything else.
     """
 
     role: Literal["candidate", "reference"]
@@ -40,6 +41,7 @@ class Job:
     repeats: int = 1
     threads: int = 1
     parent: int = 0
+    witness: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

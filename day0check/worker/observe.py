@@ -14,6 +14,7 @@ from day0check.probe.capture import Capture, Digests
 from day0check.probe.provenance import Provenance
 from day0check.probe.recorder import Call, Observer
 from day0check.probe.records import Lines, RecordError
+from day0check.probe.witness import Witness
 from day0check.types import Measure, to_json
 from day0check.worker.job import Job
 
@@ -98,7 +99,9 @@ class Observation:
             lambda line: self.measures.write(line), memory=memory_arguments(), mutates=written_arguments()
         )
         observers: list[Observer] = []
-        if job.mode == "digest":
+        if job.witness is not None:
+            observers.append(Witness(directory / "witness", **job.witness))
+        elif job.mode == "digest":
             self.digests = Lines(directory / "digests.jsonl")
             observers.append(Digests(lambda line: self.digests.write(line)))
         else:
