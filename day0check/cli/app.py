@@ -27,6 +27,10 @@ COMMANDS = {
         "day0check.cli.selftest:selftest",
         "Run known faults and legal variants: are they caught, and placed?",
     ),
+    "repro": (
+        "day0check.cli.repro:repro",
+        "Repeat the failing calls of a run, with the recorded results or an operator.",
+    ),
     "serve": ("day0check.cli.serve:serve", "Answer OpenAI-compatible requests with the accelerated engine."),
     "list": ("day0check.cli.listing:list_", "List cases, operators, presets, checks, profiles or backends."),
 }

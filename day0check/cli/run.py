@@ -17,6 +17,7 @@ from day0check.types import NotRun
 if TYPE_CHECKING:
     from day0check.cli.resolve import Model
     from day0check.plan import Plan
+    from day0check.runner import RunPlan
     from day0check.types import RunCase, Verdict
 
 Left = tuple[NotRun, ...]
@@ -96,6 +97,7 @@ def run(
     folder = out if out is not None else runner.default_out()
     ctx.meta[OUT_KEY] = folder
     verdict = run_and_judge(wish, model, cases, folder, left_out=left_out)
+    reproduce(wish, model, cases, folder, verdict)
     deliver(verdict, folder, as_json=as_json)
 
 
@@ -166,15 +168,7 @@ def run_and_judge(
         "waivers": str(waivers_file) if waivers_file else "",
         "started": moment(),
     }
-    plan = runner.RunPlan(
-        cases=cases,
-        out=folder,
-        model_dir=str(model.directory),
-        backend=wish.backend,
-        profile=wish.profile,
-        device=wish.device,
-        ops=wish.ops,
-    )
+    plan = plan_of(wish, model, cases, folder)
     with progress(len(cases)) as tell:
         results = runner.run(plan, tell)
     judged = judge(
@@ -192,6 +186,35 @@ def run_and_judge(
     if wish.baseline is not None:
         answered = compared(*answered, folder, name=wish.baseline, baselines=wish.baselines)
     return gate.decide(*answered, waivers=waivers, today=today())
+
+
+def reproduce(wish: Wish, model: Model, cases: tuple[RunCase, ...], folder: Path, verdict: Verdict) -> None:
+    """Leaves a reproducer of the first fault under `folder`, or an issue that says why there is none."""
+    from day0check.repro.run import reproduce_finding
+
+    first = verdict.first_fault
+    case = first and next((c for c in cases if c.id == first.evidence.get("case")), None)
+    if verdict.status != "not_ready" or case is None:
+        return
+    facts = {"backend": wish.backend, "device": wish.device, "profile": wish.profile, "model": wish.model}
+    facts |= {k: str(verdict.environment.get(k, {}).get("version", "unknown")) for k in ("torch", "python")}
+    plan = plan_of(wish, model, (case,), folder)
+    reproduce_finding(first, plan, folder / "repro" / first.id, facts)
+
+
+def plan_of(wish: Wish, model: Model, cases: tuple[RunCase, ...], out: Path) -> RunPlan:
+    """How the runner runs these cases as the user wishes."""
+    from day0check import runner
+
+    return runner.RunPlan(
+        cases=cases,
+        out=out,
+        model_dir=str(model.directory),
+        backend=wish.backend,
+        profile=wish.profile,
+        device=wish.device,
+        ops=wish.ops,
+    )
 
 
 def model_record(wish: Wish, model: Model) -> dict[str, Any]:

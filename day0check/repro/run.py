@@ -1,0 +1,56 @@
+"""Runs the case of a finding once more to keep its failing call, and makes the reproducer of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from day0check import runner
+from day0check.compare.locate import LOCAL, split_tap
+from day0check.contracts import CONTRACTS
+from day0check.contracts.profiles import profile_named
+from day0check.errors import Day0Error, Unavailable
+from day0check.repro.issue import issue_text
+from day0check.snapshot import case_directory
+from day0check.types import Finding
+
+
+def reproduce_finding(finding: Finding, plan: runner.RunPlan, folder: Path, facts: Mapping[str, str]) -> bool:
+    """Whether `folder` now holds a reproducer; otherwise its issue.md says why not.
+
+    `plan` has the one case of the finding. Raises Interrupted; nothing else that goes wrong spoils the verdict.
+    """
+    from day0check.repro.make import make_repro
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="day0check-repro-") as scratch:
+            out = Path(scratch) / "run"
+            wanted = witness_of(finding)
+            runner.run(replace(plan, out=out, reference=False, repeats=0, witness=wanted))
+            witness = case_directory(out, plan.cases[0].id, "candidate") / "witness"
+            make_repro(witness, folder, finding, profile_named(plan.profile), facts)
+    except runner.Interrupted:
+        raise
+    except Day0Error as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = issue_text(finding, None, {}, (), facts, reason=" ".join(str(error).split()))
+        (folder / "issue.md").write_text(text, encoding="utf-8")
+        return False
+    return True
+
+
+def witness_of(finding: Finding) -> dict[str, Any]:
+    """The call of a finding, for `probe.witness.Witness`. Raises Unavailable when it is not one call of an operator."""
+    tap = str(finding.evidence.get("tap", ""))
+    if finding.check not in LOCAL or finding.check == "parameters" or tap.endswith(".link"):
+        raise Unavailable(f"check {finding.check} does not accuse a single call of an operator", where=tap)
+    _, operator = split_tap(tap)
+    if operator is None or finding.phase is None:
+        raise Unavailable("there is no contract of this operator", where=tap)
+    contract = CONTRACTS[operator]
+    written = ["0" if name == contract.args[0].name else name for name in contract.mutates]
+    found = {"tap": tap, "phase": finding.phase, "request": finding.request, "position": finding.position}
+    return found | {"written": written}
