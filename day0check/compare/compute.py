@@ -26,6 +26,8 @@ BEFORE_A_MATRIX = {
     "moe.shared": ("h", "down", ()),
     "moe.experts": ("h", "w2", ("w2_scale",)),
     "vision.mlp": ("h", "fc1", ("bias1",)),
+    "vision.gated_mlp": ("h", "down", ("down_bias",)),
+    "vision.project_plain": ("h", "w1", ("bias1",)),
     "mla.output": ("gated", "weight", ()),
     "kda.output": ("gated", "weight", ()),
 }

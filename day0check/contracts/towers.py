@@ -1,7 +1,7 @@
 """What the vision towers of single families add to vision.py: LayerNorms and a plain projector (Kimi K2.5), a budget of
 tokens, axial rotation, gated MLPs and a merger (GLM-5.3). Names as in vision.py; I width of a gated MLP."""
 
-from day0check.contracts.contract import Contract, Form, Result, linear, rows, shared, static
+from day0check.contracts.contract import Contract, Direction, Form, Result, linear, rows, shared, static
 
 CONTRACTS = (
     Contract(
@@ -32,6 +32,7 @@ CONTRACTS = (
         points=("out",),
         hard_inputs=("plain", "outlier_channel", "small_norm_row", "uneven_rows"),
         sites=("norm0", "norm1", "vision_final", "projector"),
+        directions=(Direction("eps", "eps"),),
     ),
     Contract(
         "vision.rope_axial",
@@ -65,6 +66,7 @@ CONTRACTS = (
         hard_inputs=("plain", "outlier_channel", "large_gate"),
         sites=("merger",),
         net=True,
+        directions=(Direction("gate", "gate projection"), Direction("up", "up projection")),
     ),
     linear("vision.downsample", "merge x merge patches of all channels to the width of the merger"),
     linear("vision.merger_project", "projection of the merger"),
@@ -77,6 +79,7 @@ CONTRACTS = (
         "reference.vision:normed_gelu",
         points=("out",),
         hard_inputs=("plain", "outlier_channel"),
+        directions=(Direction("eps", "eps"),),
     ),
     Contract(
         "vision.project_plain",
@@ -94,5 +97,6 @@ CONTRACTS = (
         points=("h", "out"),
         hard_inputs=("plain", "outlier_channel"),
         net=True,
+        directions=(Direction("w0", "first projection"),),
     ),
 )
