@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 WHOLE, GROUP, SLOPE, ELEMENT, MISMATCHES = 1.1, 2.0, 10.0, 1.0, 0.0
-SMALLEST_GROUP = 16  # elements of a row or column that is judged as one
+SMALLEST_WHOLE, SMALLEST_GROUP = 64, 16  # elements that a whole result, a row or a column is judged by
 
 
 def statistics(result, expected, noise, bound):
@@ -32,7 +32,7 @@ def statistics(result, expected, noise, bound):
     whole_slope = (z * aimed).sum().abs() / aimed.square().sum().sqrt().clamp(min=1e-30)
     return {
         "not a number": (float(wrong_kind), MISMATCHES),
-        "whole": (_rms(z, (0, 1)), WHOLE),
+        "whole": (_rms(z, (0, 1)) if z.numel() >= SMALLEST_WHOLE else 0.0, WHOLE),
         "row": (_rms(z, 1) if z.shape[1] >= SMALLEST_GROUP else 0.0, GROUP),
         "column": (_rms(z, 0) if len(z) >= SMALLEST_GROUP else 0.0, GROUP),
         "slope": (max(float(slope.max()), float(whole_slope)) if z.numel() else 0.0, SLOPE),
