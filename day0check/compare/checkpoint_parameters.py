@@ -26,7 +26,7 @@ from day0check.compare.parameters import (
 )
 from day0check.compare.weight_digest import part_digests, value_digest
 from day0check.contracts import CONTRACTS
-from day0check.contracts.profiles import PROFILES
+from day0check.contracts.profiles import profile_named
 from day0check.types import Measure
 from reference.formats import mxfp4_decode
 from reference.model import Model
@@ -52,7 +52,7 @@ def compare_parameters(model: Any, profile: str, recorded: Iterable[Recorded]) -
     is_directory = isinstance(model, (str, Path))
     source = _source(str(model), _stamps(Path(model))) if is_directory else _Source(model)
     truth = source.truth({part for r in recorded for part in _parts_of(r)})
-    rounds = PROFILES[profile].act_dtype == "bfloat16"
+    rounds = profile_named(profile).act_dtype == "bfloat16"
     found: dict[tuple[str, str], list[_Comparison]] = {}
     for r in recorded:
         found.setdefault((r.tap, r.phase), []).append(

@@ -16,6 +16,7 @@ import torch
 from day0check.compare.choices import judge_choice
 from day0check.compare.compute import judge_compute
 from day0check.compare.exact import Decoded, judge_conversion, judge_exact, judge_write
+from day0check.compare.forms import beside_other_forms
 from day0check.compare.judgement import Judgement, merge
 from day0check.compare.owned_pools import logical
 from day0check.compare.pooling import Seen, copied, held, joined, signature
@@ -113,6 +114,7 @@ class Judge(Observer):
         self._steps_waiting = self._bytes_waiting = 0
         # by id of the map, which is kept so that its id stays its own
         self._weights: dict[int, tuple[RowMap, torch.Tensor]] = {}
+        self._explained: set[tuple[str, str]] = set()  # operators and phases whose failure was tried as another form
         self._open: tuple[Call, Contract | None] | None = None  # begun and not come back
 
     # ------------------------------------------------------------------------------------------------ the recorder
@@ -213,7 +215,12 @@ class Judge(Observer):
         if contract.kind == "choose":
             return judge_choice(replay, results, claims_tie_rule=self.claims_tie_rule, keep=keep)
         draw = self._draw(tally, calls[0].order)
-        return judge_compute(replay, results, self.profile, seed=draw, keep=keep, thorough=tally.thorough)
+        judged = judge_compute(replay, results, self.profile, seed=draw, keep=keep, thorough=tally.thorough)
+        failed, at = not all(j.passed for j in judged), (tally.operator, tally.phase)
+        if tally.thorough or (failed and at not in self._explained):
+            self._explained |= {at} if failed else set()
+            return beside_other_forms(judged, replay, results, self.profile, seed=draw, keep=keep)
+        return judged
 
     def _draw(self, tally: _Tally, order: int) -> int:
         text = f"{self.seed}/{tally.tap}/{tally.phase}/{order}"

@@ -22,7 +22,7 @@ from day0check.compare.net_noise import add_float32_noise
 from day0check.compare.propagated_choices import Judged, judge_route, judge_selection
 from day0check.compare.rounding import Rounder
 from day0check.contracts import CONTRACTS
-from day0check.contracts.profiles import PROFILES, Profile
+from day0check.contracts.profiles import Profile, profile_named
 from day0check.errors import InputError
 from day0check.snapshot import Snapshot
 from day0check.types import Measure, Request, RunCase
@@ -47,7 +47,7 @@ def compare_case(
     (oracle in float64, expected) with the signature (tokens, images, call) -> logits [tokens, vocab].
     Random numbers depend on `seed`, request and replicate only. Raises InputError when the candidate left no outputs.
     """
-    profile = PROFILES[profile] if isinstance(profile, str) else profile
+    profile = profile_named(profile) if isinstance(profile, str) else profile
     outputs = snapshot.outputs
     if outputs is None:
         raise InputError(

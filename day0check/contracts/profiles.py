@@ -7,7 +7,8 @@ profile lists is legal (it lies closer to the oracle).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
 from day0check.contracts import CONTRACTS
@@ -21,12 +22,14 @@ class Profile:
 
     `act_dtype`: what "act" means in a contract, by torch's dtype name. `points[operator][point]`: dtype name of the
     rounding there; operators that round nowhere are absent. `forms[operator]`: the legal form that the points follow.
+    `base`: the built-in profile that it is or comes from, by which a backend knows what to load.
     """
 
     name: str
     act_dtype: str
     points: Mapping[str, Mapping[str, str]]
     forms: Mapping[str, str]
+    base: str = ""
 
     def points_of(self, operator: str) -> Mapping[str, str]:
         """Rounding points of an operator under this profile, empty when it rounds nowhere."""
@@ -96,7 +99,42 @@ def make_profile(name: str, act_dtype: str, forms: Mapping[str, str]) -> Profile
                 own.pop("out", None)
             if own:
                 points[contract.name] = MappingProxyType(own)
-    return Profile(name, act_dtype, MappingProxyType(points), MappingProxyType(dict(forms)))
+    return Profile(name, act_dtype, MappingProxyType(points), MappingProxyType(dict(forms)), base=name)
+
+
+def with_form(profile: Profile, contract: Contract, form: str) -> Profile:
+    """The profile with another legal form of one operator. Raises ValueError for a form that the contract has not."""
+    own = {point: profile.act_dtype for point in _form_points(contract, form)}
+    if not any(result.dtype == "act" for result in contract.results):
+        own.pop("out", None)
+    points = dict(profile.points)
+    points.pop(contract.name, None)
+    if own and profile.act_dtype != "float32":
+        points[contract.name] = MappingProxyType(own)
+    forms = MappingProxyType({**profile.forms, contract.name: form})
+    return replace(profile, points=MappingProxyType(points), forms=forms)
+
+
+def other_forms(profile: Profile, contract: Contract, *, looser: bool) -> tuple[tuple[str, Profile], ...]:
+    """(what to call it, profile) for each form of the contract that rounds at more points than the profile, or at
+    fewer; the tightest first. "kda.attention" of another chunk size is no form of its own."""
+    now = set(profile.points_of(contract.name))
+    found = []
+    for form in contract.forms:
+        other = with_form(profile, contract, form.name)
+        points = set(other.points_of(contract.name))
+        if (points > now) if looser else (points < now):
+            found.append((len(points), form.name, other))
+    found.sort(key=lambda f: f[0])
+    return tuple((name, other) for _, name, other in found)
+
+
+def profile_with_form(act_dtype: str, operator: str, form: str) -> str:
+    """The name of the built-in profile of that activation type in which an operator has that form, "" for none."""
+    for profile in PROFILES.values():
+        if profile.act_dtype == act_dtype and profile.forms.get(operator) == form:
+            return profile.name
+    return ""
 
 
 PROFILES: dict[str, Profile] = {
@@ -107,7 +145,13 @@ PROFILES: dict[str, Profile] = {
 
 
 def profile_named(name: str) -> Profile:
-    """The profile of that name. Raises UsageError that lists what there is."""
+    """The built-in profile of that name, or the one in a file `*.toml`. Raises UsageError that lists what there is, and
+    InputError for a file that is no profile."""
+    if name.endswith(".toml"):
+        from day0check.contracts.profile_files import read_profile
+
+        return read_profile(Path(name))
     if name not in PROFILES:
-        raise UsageError(f"there is no profile {name!r}", where="--profile", todo=f"known: {', '.join(PROFILES)}")
+        todo = f"known: {', '.join(PROFILES)}, or a file *.toml"
+        raise UsageError(f"there is no profile {name!r}", where="--profile", todo=todo)
     return PROFILES[name]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from day0check.backends import loader
-from day0check.contracts.profiles import PROFILES
+from day0check.contracts.profiles import profile_named
 from day0check.env import TORCH_FLAGS
 from day0check.errors import Day0Error, InputError, Unavailable, UsageError
 from day0check.probe.heartbeat import Heartbeat, read
@@ -62,6 +62,7 @@ class Candidate:
             declared = loader.read_operators(job.ops)
             loader.lay_over(self.table, declared, path=job.ops, backend=job.backend)
             self.replaced = tuple(sorted({r.name for r in declared}))
+        self.profile = profile_named(job.profile)
         self._loaded: bool | NotLoaded = False
 
     def load(self) -> None:
@@ -72,7 +73,7 @@ class Candidate:
             return
         self.events.write({"event": "load"})
         try:
-            self.backend.load(self.job.model_dir, self.job.profile, self.job.device, dict(self.job.layout))
+            self.backend.load(self.job.model_dir, self.profile.base, self.job.device, dict(self.job.layout))
         except _OURS:
             raise
         except (Exception, SystemExit) as error:
@@ -110,7 +111,7 @@ class Candidate:
     def _run_operators(self, recorder: Recorder) -> Any:
         from day0check.backends.operators import run_operators
 
-        return run_operators(self.table, recorder, PROFILES[self.job.profile], device=self.job.device)
+        return run_operators(self.table, recorder, self.profile, device=self.job.device)
 
     def _observed(self, case: RunCase, directory: Path) -> RunRecord:
         reset_peak_rss()
@@ -164,7 +165,7 @@ class Candidate:
     def _run_operators(self, recorder: Recorder) -> _Ending:
         from day0check.backends.operators import run_operators
 
-        called = run_operators(self.table, recorder, PROFILES[self.job.profile], device=self.job.device)
+        called = run_operators(self.table, recorder, self.profile, device=self.job.device)
         if not called.raised:
             return _Ending("finished", missing=called.missing)
         tap, error = called.raised[0]
@@ -199,9 +200,7 @@ def run_candidate(job: Job, events: Lines) -> None:
         except Exception as error:
             todo = "give the name of a module of this interpreter"
             raise UsageError(f"cannot be imported: {describe(error)}", where=f"--import {module}", todo=todo) from error
-    if job.profile not in PROFILES:
-        todo = loader.nearest(job.profile, PROFILES)
-        raise UsageError(f"there is no profile {job.profile!r}", where="--profile", todo=todo)
+    profile_named(job.profile)
     candidate, reason = None, ""
     try:
         candidate = Candidate(job, events)

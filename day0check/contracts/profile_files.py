@@ -1,0 +1,90 @@
+"""Profiles from TOML files: a built-in profile with other forms or rounding points for some operators. No torch.
+
+name = "flash with P in e4m3"
+base = "bf16"                      # a built-in profile: the activation type, and what the file does not say
+[forms]
+"norm.rms" = "cast_first"          # a form of the operator's contract
+[points."mla.attention"]           # or point by point; "float32" is not rounded
+p = "float8_e4m3fn"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from day0check.contracts import CONTRACTS
+from day0check.contracts.contract import Contract
+from day0check.contracts.profiles import PROFILES, Profile, with_form
+from day0check.errors import InputError
+
+DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float32")
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile of a file. Raises InputError that names the file, the key and what may stand there."""
+    try:
+        data = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(
+            f"cannot be read: {error.strerror}", where=str(path), todo="give a file that is there"
+        ) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"is no TOML: {error}", where=str(path), todo="mend the file") from error
+    unknown = sorted(set(data) - {"name", "base", "forms", "points"})
+    if unknown:
+        raise _refused(path, unknown[0], "is not a key of a profile", ("name", "base", "forms", "points"))
+    name = data.get("name", path.stem)
+    if not isinstance(name, str) or not name or name in PROFILES:
+        raise _refused(path, "name", f"{name!r} must be a name that no built-in profile has", ())
+    base = data.get("base", "bf16")
+    if base not in PROFILES:
+        raise _refused(path, "base", f"{base!r} is no built-in profile", PROFILES)
+    profile = PROFILES[base]
+    for operator, form in _table(path, data, "forms").items():
+        contract, key = _contract(path, "forms", operator), f'forms."{operator}"'
+        if form not in [f.name for f in contract.forms]:
+            raise _refused(path, key, f"{operator} has no form {form!r}", [f.name for f in contract.forms])
+        profile = with_form(profile, contract, str(form))
+    points = dict(profile.points)
+    for operator, given in _table(path, data, "points").items():
+        contract, key = _contract(path, "points", operator), f'points."{operator}"'
+        if not isinstance(given, dict):
+            raise _refused(path, key, "must be a table of point = dtype", ())
+        points[operator] = MappingProxyType(_points(path, key, contract, points.get(operator, {}), given))
+    return Profile(name, profile.act_dtype, MappingProxyType(points), profile.forms, base=profile.base)
+
+
+def _table(path: Path, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    table = data.get(key, {})
+    if not isinstance(table, dict):
+        raise _refused(path, key, "must be a table", ())
+    return table
+
+
+def _contract(path: Path, key: str, operator: str) -> Contract:
+    if operator not in CONTRACTS or not CONTRACTS[operator].points:
+        known = [c.name for c in CONTRACTS.values() if c.points]
+        raise _refused(path, f'{key}."{operator}"', "is no operator that rounds", known)
+    return CONTRACTS[operator]
+
+
+def _points(
+    path: Path, key: str, contract: Contract, before: Mapping[str, str], given: Mapping[str, Any]
+) -> dict[str, str]:
+    merged = {**before}
+    for point, dtype in given.items():
+        if point not in contract.points or point == "out":
+            what = "the result is rounded to its own type" if point == "out" else f"{contract.name} has no such point"
+            raise _refused(path, f"{key}.{point}", what, [p for p in contract.points if p != "out"])
+        if dtype not in DTYPES:
+            raise _refused(path, f"{key}.{point}", f"{dtype!r} is no dtype that a point rounds to", DTYPES)
+        merged[point] = dtype
+    return {p: merged[p] for p in contract.points if p in merged and (merged[p] != "float32" or p == "out")}
+
+
+def _refused(path: Path, key: str, what: str, known: Any) -> InputError:
+    return InputError(what, where=f"{path}: {key}", todo=f"one of {', '.join(known)}" if known else "mend the file")
