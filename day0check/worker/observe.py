@@ -107,13 +107,13 @@ class Observation:
         else:
             from day0check.compare.local import Judge
             from day0check.compare.parameters import ParametersRecorder
-            from day0check.contracts.profiles import PROFILES
+            from day0check.contracts.profiles import profile_named
 
             net = None if job.mode == "full" else {c.name for c in CONTRACTS.values() if c.net}
             self.capture = Capture(directory, net, byte_cap=job.byte_cap, mode=job.mode)
             self.parameters = Lines(directory / "parameters.jsonl")
             parameters = ParametersRecorder(lambda found: self.parameters.write(to_json(found)), known_weights())
-            observers += [self.provenance, parameters, Judge(PROFILES[job.profile], self._measure), self.capture]
+            observers += [self.provenance, parameters, Judge(profile_named(job.profile), self._measure), self.capture]
         self.observers = tuple(Guard(observer) for observer in observers)
 
     def _measure(self, measure: Measure) -> None:
