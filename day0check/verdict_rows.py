@@ -12,6 +12,7 @@ from typing import Any
 
 from day0check.types import Measure
 
+WEAK = 0.01  # an operator whose judgements are blind to a smaller relative error than this is weakly judged
 Row = dict[str, Any]
 Measures = Mapping[str, Sequence[Measure]]  # case id -> measures
 
@@ -91,7 +92,8 @@ def _join_choice(old: Row | None, new: Row) -> Row:
 
 def operator_rows(local: Measures) -> tuple[Row, ...]:
     """One row per operator: how much was judged, the worst of each statistic with its limit, and the power: the
-    smallest error that every one of its judgements could have seen."""
+    smallest error that every one of its judgements could have seen; above WEAK it is weakly judged, and `note` says so,
+    or that a tighter claim would hold."""
     rows: dict[str, Row] = {}
     for case, measures in local.items():
         for m in last_of_each(measures):
@@ -102,7 +104,12 @@ def operator_rows(local: Measures) -> tuple[Row, ...]:
             row["failed"] += not m.passed and not m.not_judged
             row["not_judged"] += bool(m.not_judged)
             row["power"] = _larger(row["power"], m.power)
+            row["note"] = row["note"] or (m.message if m.passed else "")
             _take_worst(row, m, case)
+    for row in rows.values():
+        row["weak"] = row["power"] is not None and row["power"] > WEAK
+        if row["weak"]:
+            row["note"] = "; ".join(filter(None, (f"weakly judged: blind below {row['power']:.1%}", row["note"])))
     return tuple(sorted(rows.values(), key=lambda r: (-r["failed"], -(r["used"] or 0.0), r["operator"])))
 
 
@@ -123,6 +130,8 @@ def _operator(m: Measure) -> Row:
         "case": "",
         "worst": {},
         "limits": {},
+        "weak": False,
+        "note": "",
     }
 
 

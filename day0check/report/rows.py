@@ -109,12 +109,13 @@ def operator_table(verdict: Verdict) -> Table:
                     words.number(row.get("used")),
                     words.number(row.get("power")),
                     str(row.get("tap") or "–"),
+                    str(row.get("note") or "–"),
                 ),
                 state,
             )
         )
     lines.sort(key=lambda line: words.CHECK_ORDER[line.state])
-    head = ("status", "operator", "kind", "taps", "rows", "worst", "value", "limit", "used", "power", "where")
+    head = ("status", "operator", "kind", "taps", "rows", "worst", "value", "limit", "used", "power", "where", "note")
     return Table(head, tuple(lines), "Operators", filter=True)
 
 
