@@ -13,7 +13,7 @@ NAME = "endpoint.cancel"
 
 def judge(observed: Observed) -> Answer:
     """Not run when no client left inside an answer: then the answers ended sooner than it could."""
-    left = [e for e in observed.under("cancel").values() if e.reply.fault == "cut"]
+    left = [e for e in observed.under("cancel").values() if e.reply.fault == "cut" and e.answer.finish is None]
     after = observed.under("after_cancel")
     if not left:
         return answered(NAME, (), "", not_run="no client left in the middle of an answer")

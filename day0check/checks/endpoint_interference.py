@@ -117,7 +117,7 @@ def _changed(table: tuple[Row, ...], observed: Observed) -> list[Finding]:
             f"{len({r.prompt for r in other})} prompts get other texts beside other requests than alone, {why}: "
             f"{first.label!r} {_in_words(first.beside)}"
         )
-        findings.append(_finding("ties", message, first, other, limit, severity="warning"))
+        findings.append(_finding("ties", message, first, other, limit, severity="note" if known else "warning"))
     return findings
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from day0check.checks.endpoint_answer import answered, found
 from day0check.checks.evidence import Answer
 from day0check.load.observed import Observed
+from day0check.types import Finding
 
 QUESTION = "Are the endpoint's tokens and log-probabilities those of the reference?"
 NAME = "endpoint.oracle"
+WORDS = {
+    "given_up": "chooses a token {0:.3g} nats below the best (limit {1:.3g})",
+    "differing": "has {0:.0%} tokens that are not the best (limit {1:.0%})",
+    "median": "has log-probabilities that are off by {0:.3g} nats in the median (limit {1:.3g})",
+    "ninety": "has log-probabilities of which a tenth is off by more than {0:.3g} nats (limit {1:.3g})",
+}
 
 
 def judge(observed: Observed) -> Answer:
@@ -18,55 +27,37 @@ def judge(observed: Observed) -> Answer:
             NAME, (), "", not_run=observed.reference_reason or "no answer could be followed by the reference"
         )
     findings = []
-    wrong = [r for r in rows if r.margin > r.margin_limit]
-    if wrong:
-        first = max(wrong, key=lambda r: r.margin)
-        text = (
-            f"{len(wrong)} of {len(rows)} greedy answers leave the reference's at a choice that rounding in "
-            f"{observed.profile} does not explain: {first.label!r} at token {first.margin_at} gives up "
-            f"{first.margin:.3g} noises (limit {first.margin_limit:g})"
-        )
-        findings.append(
-            found(
-                NAME,
-                "token",
-                text,
-                label=first.label,
-                value=first.margin,
-                limit=first.margin_limit,
-                token=first.margin_at,
-            )
-        )
-    moved = [r for r in rows if r.delta is not None and r.delta > r.delta_limit]
-    if moved:
-        first = max(moved, key=lambda r: r.delta / r.delta_limit)
-        text = (
-            f"the log-probabilities of {len(moved)} of {len(rows)} answers are not the reference's: {first.label!r} at "
-            f"token {first.delta_at} is off by {first.delta:.3g} nats (limit {first.delta_limit:.3g})"
-        )
-        findings.append(
-            found(
-                NAME,
-                "logprob",
-                text,
-                operator="serve.logprobs",
-                label=first.label,
-                value=first.delta,
-                limit=first.delta_limit,
-                token=first.delta_at,
-            )
-        )
-    drifted = [r for r in rows if r.rms is not None and r.rms > r.rms_limit and r not in moved]
-    if drifted and not moved:
-        first = max(drifted, key=lambda r: r.rms)
-        text = (
-            f"the log-probabilities of {len(drifted)} of {len(rows)} answers lie {first.rms:.3g} nats from the "
-            f"reference's on the average, {first.label!r} most (limit {first.rms_limit:.3g})"
-        )
-        findings.append(found(NAME, "logprobs", text, label=first.label, value=first.rms, limit=first.rms_limit))
+    for pattern, names in (("token", ("given_up", "differing")), ("logprob", ("median", "ninety"))):
+        wrong = [r for r in rows if any(not r.statistics.get(n, 0.0) <= r.limits.get(n, 0.0) for n in names)]
+        if wrong:
+            findings.append(_finding(pattern, names, wrong, observed, len(rows)))
     tokens = sum(r.tokens for r in rows)
-    compared = sum(r.delta is not None for r in rows)
+    compared = sum("median" in r.statistics for r in rows)
     summary = (
         f"{tokens} tokens of {len(rows)} answers are the reference's, log-probabilities of {compared} answers compared"
     )
-    return answered(NAME, findings, summary)
+    return answered(NAME, findings, summary, not_run=observed.reference_reason)
+
+
+def _finding(pattern: str, names: tuple[str, ...], wrong: list, observed: Observed, total: int) -> Finding:
+    def excess(row: Any, name: str) -> float:
+        return row.statistics.get(name, 0.0) / row.limits[name] if name in row.limits else 0.0
+
+    first = max(wrong, key=lambda r: max(excess(r, n) for n in names))
+    name = max(names, key=lambda n: excess(first, n))
+    at = first.given_up_at if pattern == "token" else first.moved_at
+    text = (
+        f"{len(wrong)} of {total} answers differ from the reference more than rounding in {observed.profile} explains: "
+        f"{first.label!r} {WORDS[name].format(first.statistics[name], first.limits[name])}, most at token {at}"
+    )
+    return found(
+        NAME,
+        pattern,
+        text,
+        operator=None if pattern == "token" else "serve.logprobs",
+        label=first.label,
+        value=first.statistics[name],
+        limit=first.limits[name],
+        token=at,
+        rows=[{"label": r.label, **r.statistics} for r in wrong],
+    )
