@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test test-slow lint clean
+.PHONY: run test test-slow benign lint clean
 run: $(STAMP)            ## the main job: the embedded reference beside the embedded accelerated path
 	$(BIN)/day0check run
 
@@ -15,6 +15,9 @@ test: $(STAMP)           ## the tests that CI runs
 
 test-slow: $(STAMP)      ## the proofs that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+benign: $(STAMP)         ## how often healthy operators raise an alarm: 1,000 runs of each, goes on where it was stopped
+	$(BIN)/python tests/compare/benign_sweep.py --runs $(or $(RUNS),1000) --state reports/benign.jsonl
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .

@@ -1,0 +1,180 @@
+"""Healthy results of every compute operator in each of its legal forms, judged again and again: how often is there a
+false alarm?  python tests/compare/benign_sweep.py --runs 1000 --state reports/benign.jsonl
+
+Resumable: every batch is a line of the state file, and a later call goes on where the file ends. Inputs are the hard
+inputs of the contracts with new values each time; the healthy implementations are the reference in float32 and in
+float64, rounded to nearest at the points of the form, at none but the last, and the kernels of the fast path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from day0check.accelerated.ops import TABLE
+from day0check.compare.compute import judge_compute
+from day0check.compare.judgement import excess
+from day0check.compare.replay import Replay
+from day0check.compare.rounding import Rounder, round_nearest
+from day0check.contracts import CONTRACTS
+from day0check.contracts.contract import Contract
+from day0check.contracts.hard_inputs import generate
+from day0check.contracts.profiles import FUSED_FORMS, PROFILES, Profile, with_form
+
+BATCH = 20
+KINDS = ("float32", "float64", "last_only", "kernel")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An operator in one of its forms; `form` is "" where it has none."""
+
+    operator: str
+    form: str
+
+    def profile(self) -> Profile:
+        base = PROFILES["bf16"]
+        return with_form(base, CONTRACTS[self.operator], self.form) if self.form else base
+
+    def kinds(self) -> tuple[str, ...]:
+        """The kernels of the fast path claim the fused form only."""
+        fused = not self.form or FUSED_FORMS.get(self.operator) == self.form
+        return KINDS if fused and self.operator in TABLE else KINDS[:3]
+
+
+@dataclass(frozen=True)
+class Run:
+    subject: Subject
+    seed: int
+    kind: str
+    input: str
+    alarm: str  # the statistic that failed, empty when all passed
+    used: float  # the largest statistic / limit
+    message: str = ""
+
+
+def subjects() -> tuple[Subject, ...]:
+    computed = [c for c in CONTRACTS.values() if c.kind == "compute" and c.hard_inputs]
+    return tuple(Subject(c.name, form) for c in computed for form in ([f.name for f in c.forms] or [""]))
+
+
+def healthy(contract: Contract, arguments: dict[str, Any], profile: Profile, kind: str) -> tuple[torch.Tensor, ...]:
+    """The results of a healthy implementation of one kind, in the dtypes of the contract."""
+    first, *_ = (a.name for a in contract.args)
+    if kind == "kernel":
+        found = TABLE[contract.name](arguments[first], **{k: v for k, v in arguments.items() if k != first})
+        return found if isinstance(found, tuple) else (found,)
+    wide = Replay(contract, arguments).wide(torch.float64 if kind == "float64" else torch.float32)
+    points = {} if kind == "last_only" else profile.points_of(contract.name)
+    results = wide.run(Rounder(points, leave=("out",)))
+    return tuple(
+        round_nearest(y, "bfloat16").bfloat16() if spec.dtype == "act" else y.float() if y.is_floating_point() else y
+        for y, spec in zip(results, contract.results, strict=True)
+    )
+
+
+def one(subject: Subject, seed: int) -> Run:
+    """The run of one seed: inputs take turns, then kinds of implementation."""
+    contract, profile, kinds = CONTRACTS[subject.operator], subject.profile(), subject.kinds()
+    name = contract.hard_inputs[seed % len(contract.hard_inputs)]
+    kind = kinds[seed // len(contract.hard_inputs) % len(kinds)]
+    hard = generate(contract, name, seed, torch.bfloat16)
+    arguments = {contract.args[0].name: hard.args[0], **hard.kwargs}
+    results = healthy(contract, arguments, profile, kind)
+    judged = judge_compute(Replay(contract, arguments), results, profile, seed=seed)
+    used = [excess(j.statistics[k], limit) for j in judged for k, limit in j.limits.items() if limit > 0]
+    failed = next((j for j in judged if not j.passed), None)
+    alarm, message = ("", "") if failed is None else (failed.failing or "not judged", failed.message)
+    return Run(subject, seed, kind, name, alarm, max(used, default=0.0), message)
+
+
+def upper_bound(runs: int, alarms: int) -> float:
+    """Rate that is not exceeded at 95%: 3 / n without an alarm (Poisson); with alarms by the same distribution."""
+    from scipy.special import gammaincinv
+
+    return float(gammaincinv(alarms + 1, 0.95)) / runs if runs else 1.0
+
+
+def read_state(path: Path) -> dict[Subject, list[dict[str, Any]]]:
+    """Lines of finished batches by subject; a last line that was cut off is left out."""
+    found: dict[Subject, list[dict[str, Any]]] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            batch = json.loads(line)
+        except ValueError:
+            continue
+        found.setdefault(Subject(batch["operator"], batch["form"]), []).append(batch)
+    return found
+
+
+def sweep(runs: int, state: Path, *, until: float = float("inf")) -> Iterator[dict[str, Any]]:
+    """Batches until every subject has `runs` runs or the time `until` (monotonic seconds) is over; subjects take
+    turns, so that a sweep that is cut short is even."""
+    done = {s: sum(b["runs"] for b in batches) for s, batches in read_state(state).items()}
+    state.parent.mkdir(parents=True, exist_ok=True)
+    with state.open("a") as file:
+        while open_ := [s for s in subjects() if done.get(s, 0) < runs]:
+            fewest = min(done.get(s, 0) for s in open_)
+            for subject in [s for s in open_ if done.get(s, 0) == fewest]:
+                if time.monotonic() > until:
+                    return
+                batch = _batch(subject, done.get(subject, 0), min(BATCH, runs - done.get(subject, 0)))
+                done[subject] = done.get(subject, 0) + batch["runs"]
+                file.write(json.dumps(batch) + "\n")
+                file.flush()
+                yield batch
+
+
+def _batch(subject: Subject, first: int, count: int) -> dict[str, Any]:
+    begin = time.monotonic()
+    found = [one(subject, seed) for seed in range(first, first + count)]
+    return {
+        "operator": subject.operator,
+        "form": subject.form,
+        "first": first,
+        "runs": count,
+        "alarms": [[r.seed, r.kind, r.input, r.alarm, r.message] for r in found if r.alarm],
+        "used": max(r.used for r in found),
+        "seconds": round(time.monotonic() - begin, 3),
+    }
+
+
+def table(state: Path) -> str:
+    """The benign column: runs, alarms, upper bound, closest approach to a limit, seconds."""
+    lines = [f"{'operator':24} {'form':14} {'alarms':>6} {'of':>5} {'at most':>8} {'used':>6} {'seconds':>8}"]
+    for subject, batches in sorted(read_state(state).items(), key=lambda s: (s[0].operator, s[0].form)):
+        runs, alarms = sum(b["runs"] for b in batches), sum(len(b["alarms"]) for b in batches)
+        used, seconds = max(b["used"] for b in batches), sum(b["seconds"] for b in batches)
+        bound = upper_bound(runs, alarms)
+        name = f"{subject.operator:24} {subject.form or '–':14}"
+        lines.append(f"{name} {alarms:6} {runs:5} {bound:8.2%} {used:6.2f} {seconds:8.1f}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Measures how often healthy operators raise an alarm.")
+    parser.add_argument("--runs", type=int, default=1000, help="runs per operator and form")
+    parser.add_argument("--state", type=Path, default=Path("reports/benign.jsonl"), help="the file to go on from")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time; call again to go on")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    for batch in sweep(given.runs, given.state, until=time.monotonic() + given.seconds):
+        for alarm in batch["alarms"]:
+            print("alarm:", batch["operator"], batch["form"], *alarm, flush=True)
+    print(table(given.state))
+    done = read_state(given.state)
+    alarms = sum(len(b["alarms"]) for batches in done.values() for b in batches)
+    complete = all(sum(b["runs"] for b in done.get(s, [])) >= given.runs for s in subjects())
+    return 1 if alarms else 0 if complete else 4
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
