@@ -5,7 +5,10 @@ All share the byte vocabulary of `tiny` and reach 4,096 positions, several pages
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reference.storage import Form
 
 JsonFiles = dict[str, dict[str, Any]]
 
@@ -41,6 +44,24 @@ _DEEPSEEK = {
     "topk_method": "noaux_tc",
     "moe_layer_freq": 1,
 }
+MXFP4 = {
+    "quant_method": "compressed-tensors",
+    "format": "mxfp4-pack-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 4,
+                "type": "float",
+                "group_size": 32,
+                "symmetric": True,
+                "strategy": "group",
+                "scale_dtype": "torch.uint8",
+            },
+        }
+    },
+    "ignore": [],
+}
 _INDEXER = {"index_n_heads": 16, "index_head_dim": 32, "index_topk": 64}
 
 
@@ -62,6 +83,18 @@ def deepseek_v32(name: str) -> JsonFiles:
     own = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
     architecture = {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"], "name": name}
     return _files({**architecture, **_DEEPSEEK, **_INDEXER, **own, "rope_scaling": scaling})
+
+
+def deepseek_v32_fp8(name: str) -> JsonFiles:
+    """The same with linears in block FP8, as released."""
+    files = deepseek_v32(name)
+    files["config.json"]["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+    return files
 
 
 def glm_5(name: str) -> JsonFiles:
@@ -220,11 +253,93 @@ def kimi_k2_5(name: str) -> JsonFiles:
     return files | {"preprocessor_config.json": {"media_proc_cfg": {**limits, **means}}}
 
 
+def kimi_k3(name: str) -> JsonFiles:
+    """The switches of the release: dense gated latent attention without rotation, bounded decay, full-rank gates,
+    attention residuals, SiTU, packed latent experts, a tower. The last layer breaks the period, as there."""
+    text = {
+        **_SIZES,
+        "model_type": "kimi_linear",
+        "architectures": ["KimiLinearForCausalLM"],
+        "dtype": "bfloat16",
+        "num_hidden_layers": 9,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "situ",
+        "activation_situ_beta": 4.0,
+        "activation_situ_linear_beta": 25.0,
+        "attn_res_block_size": 4,
+        "q_lora_rank": 48,
+        "qk_rope_head_dim": 8,
+        "mla_use_nope": True,
+        "mla_use_output_gate": True,
+        "linear_attn_config": {
+            "kda_layers": [1, 2, 3, 5, 6, 7],
+            "full_attn_layers": [4, 8, 9],
+            "head_dim": 16,
+            "num_heads": 4,
+            "short_conv_kernel_size": 4,
+            "gate_lower_bound": -5.0,
+            "use_full_rank_gate": True,
+        },
+        "num_experts": 16,
+        "num_experts_per_token": 4,
+        "num_shared_experts": 2,
+        "num_expert_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "routed_expert_hidden_size": 64,
+        "latent_moe_use_norm": True,
+        "moe_renormalize": True,
+        "moe_router_activation_func": "sigmoid",
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 0,
+        "quantization_config": MXFP4,
+    }
+    del text["attention_bias"]
+    vision = {
+        "vt_hidden_size": 64,
+        "vt_num_hidden_layers": 2,
+        "vt_num_attention_heads": 3,
+        "qkv_hidden_size": 96,
+        "vt_intermediate_size": 128,
+        "patch_size": 14,
+        "merge_kernel_size": [2, 2],
+        "init_pos_emb_height": 8,
+        "init_pos_emb_width": 8,
+        "init_pos_emb_time": 4,
+        "pos_emb_type": "divided_fixed",
+        "pos_emb_interpolation_mode": "bilinear",
+        "norm_type": "rmsnorm",
+        "linear_bias": False,
+        "attn_bias": False,
+        "patch_embed_proj_bias": False,
+        "mm_hidden_size": 64,
+        "text_hidden_size": 128,
+        "mm_projector_type": "patchmergerv2",
+        "projector_ln_eps": 1e-5,
+    }
+    architecture = {"model_type": "kimi_k3", "architectures": ["KimiK3ForConditionalGeneration"], "name": name}
+    outer = {"dtype": "bfloat16", **IDS, "media_placeholder_token_id": 259, "tie_word_embeddings": False}
+    files = _files({**architecture, **outer, "text_config": text, "vision_config": vision})
+    limits = {"in_patch_limit": 144, "patch_limit_on_one_side": 16, "patch_size": 14, "merge_kernel_size": 2}
+    means = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    return files | {"preprocessor_config.json": {"media_proc_cfg": {**limits, **means}}}
+
+
 _GLM_LAYERS = {"k": "linear_attention", "s": "indexed_attention"}
 FAMILY_PRESETS = {
     "tiny-deepseek-v3.2": deepseek_v32,
+    "tiny-deepseek-v3.2-fp8": deepseek_v32_fp8,
     "tiny-glm-5": glm_5,
     "tiny-kimi-linear": kimi_linear,
     "tiny-glm-5.3": glm_5_3,
     "tiny-kimi-k2.5": kimi_k2_5,
+    "tiny-kimi-k3": kimi_k3,
+}
+# What a family's release stores in another form than plain tensors: preset -> forms of `reference.storage`.
+FORMS: dict[str, tuple[Form, ...]] = {
+    "tiny-deepseek-v3.2-fp8": ("block-fp8",),
+    "tiny-kimi-k3": ("padded-a-log",),
 }

@@ -6,6 +6,7 @@ that any slice can be made by itself and every torch build makes the same bytes.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
@@ -22,7 +23,8 @@ import torch
 from reference.config import ModelConfig
 from reference.families import SPECIAL_TEXTS, read_config
 from reference.fault_presets import FAULT_PRESETS
-from reference.preset_families import FAMILY_PRESETS
+from reference.preset_families import FAMILY_PRESETS, FORMS, MXFP4
+from reference.storage import Form, stored_as
 from reference.tensors import Stored, expected_tensors
 from reference.weights import write_checkpoint
 
@@ -164,6 +166,7 @@ class Preset:
 
     name: str
     json_files: dict[str, dict[str, Any]]
+    forms: tuple[Form, ...] = ()  # in which its files store what `table` lists plainly
 
     def config(self) -> ModelConfig:
         return read_config(
@@ -177,12 +180,15 @@ class Preset:
         return {name: (stored, recipe_for(name, stored)) for name, stored in expected_tensors(self.config()).items()}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        kda = self.config().kda
         for name, (stored, recipe) in self.table().items():
-            yield name, values(name, stored, recipe).reshape(stored.shape)
+            tensor = values(name, stored, recipe).reshape(stored.shape)
+            yield from stored_as(name, tensor, forms=self.forms, head_width=kda and kda.dim)
 
     def digest(self) -> str:
         """Twelve hex digits of everything that decides the bytes."""
-        text = json.dumps([GENERATOR_VERSION, self.json_files, repr(list(self.table().items()))], sort_keys=True)
+        decisive = [GENERATOR_VERSION, self.json_files, repr(list(self.table().items())), *self.forms]
+        text = json.dumps(decisive, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -242,7 +248,7 @@ def _tiny() -> Preset:
         "first_k_dense_replace": 1,
         "moe_layer_freq": 1,
         "num_nextn_predict_layers": 0,
-        "quantization_config": _mxfp4(),
+        "quantization_config": MXFP4,
     }
     vision = {
         "vt_hidden_size": 64,
@@ -278,16 +284,6 @@ def _tiny() -> Preset:
     return kimi_k3_preset("tiny", text, vision=vision, media=media)
 
 
-def _mxfp4() -> dict[str, Any]:
-    weights = {"num_bits": 4, "type": "float", "group_size": 32, "symmetric": True, "strategy": "group"}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "mxfp4-pack-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {**weights, "scale_dtype": "torch.uint8"}}},
-        "ignore": [],
-    }
-
-
 def kimi_k3_preset(
     name: str, text: dict[str, Any], *, vision: dict[str, Any] | None, media: dict[str, Any] | None
 ) -> Preset:
@@ -319,15 +315,17 @@ def _tokenizer() -> dict[str, Any]:
 
 
 def _family(name: str) -> Preset:
-    return Preset(name, {**FAMILY_PRESETS[name](name), "tokenizer_config.json": _tokenizer()})
+    files = {**FAMILY_PRESETS[name](name), "tokenizer_config.json": _tokenizer()}
+    return Preset(name, files, FORMS.get(name, ()))
 
 
 def _variant(name: str) -> Preset:
     base, change = FAULT_PRESETS[name]
-    files = preset(base).json_files
+    chosen = preset(base)
+    files = copy.deepcopy(chosen.json_files)
     change(files)
     files["config.json"]["name"] = name
-    return Preset(name, files)
+    return Preset(name, files, chosen.forms)
 
 
 _PRESETS: dict[str, Callable[[], Preset]] = {

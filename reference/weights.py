@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from reference.config import ModelConfig
 from reference.errors import CheckpointError
 from reference.families import read_config, read_config_and_rest
+from reference.formats import FP8_BLOCK, block_fp8_decode
 from reference.names import canonical_name, stored_name, stored_shape
 from reference.tensors import Stored, expected_tensors
 
@@ -54,6 +55,9 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+PLAIN = ("BF16", "F16", "F32", "F64")  # dtypes whose values are the weights themselves
+BLOCK_FP8 = "F8_E4M3"  # with a float32 scale per block of 128 x 128 beside it
+SCALES = "_scale_inv"  # multiplied, whatever the name says (model.md 3)
 _DOWNLOAD_AGAIN = "the file is damaged or not a safetensors file: fetch it again"
 
 
@@ -70,7 +74,7 @@ class Entry:
 class Checkpoint:
     """A model directory. Opening it reads every header and no data; it raises CheckpointError when a file is missing,
     damaged or lies about its size, when the configuration cannot be read, or when a tensor of the model is missing or
-    has another shape.
+    has another shape or a dtype without a reader. `day0check.audit` lists every such fault instead of the first.
 
     `config`; `unknown_keys` of config.json that no reader asked for; `unexpected` canonical names that the
     configuration does not call for.
@@ -95,7 +99,8 @@ class Checkpoint:
         self._entries = _entries(self.directory)
         self._expected = expected_tensors(self.config)
         self._check()
-        self.unexpected = tuple(sorted(set(self._entries) - set(self._expected)))
+        scales = {f"{name}{SCALES}" for name in self._expected if self.is_block_fp8(name)}
+        self.unexpected = tuple(sorted(set(self._entries) - set(self._expected) - scales))
 
     def names(self) -> tuple[str, ...]:
         """Canonical names of all stored tensors, sorted."""
@@ -112,13 +117,36 @@ class Checkpoint:
             )
         return self._entries[name]
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The tensor of canonical `name` as stored, on the CPU. Only `A_log` is cut to its active heads: released
-        files pad it to the head width (model.md 6.7)."""
+    def is_block_fp8(self, name: str) -> bool:
+        """Whether the weight of canonical `name` is stored as E4M3 with a scale per block. Decided by what is there:
+        declarations leave out linears that are not quantised (model.md 6.16)."""
+        return name in self._entries and self._entries[name].dtype == BLOCK_FP8 and f"{name}{SCALES}" in self._entries
+
+    def stored(self, name: str) -> torch.Tensor:
+        """The tensor of canonical `name` as the file holds it, padding and codes included, on the CPU."""
         entry = self.entry(name)
-        tensor = read_tensor(entry.stored, file=entry.file)
+        return read_tensor(entry.stored, file=entry.file)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor of canonical `name` as the model means it, on the CPU: as stored, but for two forms.
+
+        `A_log` is cut to its active heads: released files pad it to the head width (model.md 6.7). A block FP8 weight
+        is code times scale in float32, rounded once to bfloat16: DeepSeek's own conversion, so that every engine that
+        converts on loading has the same bits. With power-of-two scales this is exact, with others within 2^-8. Raises
+        CheckpointError when a weight comes out NaN or infinite.
+        """
+        tensor = self.stored(name)
         if name.endswith(".A_log"):
             return tensor.flatten()[: self._expected[name].shape[0]]
+        if self.is_block_fp8(name):
+            decoded = block_fp8_decode(tensor, self.stored(f"{name}{SCALES}")).to(torch.bfloat16)
+            if not bool(torch.isfinite(decoded).all()):
+                raise CheckpointError(
+                    f"tensor {self.entry(name).stored!r} decodes to values that are not finite",
+                    where=str(self.entry(name).file),
+                    todo="a code is NaN or a scale is not finite: the checkpoint is damaged or was quantised wrongly",
+                )
+            return decoded
         return tensor
 
     def _check(self) -> None:
@@ -134,6 +162,29 @@ class Checkpoint:
                 raise CheckpointError(
                     f"tensor {entry.stored!r} is {entry.dtype}; packed codes and scales are U8", where=str(entry.file)
                 )
+            if stored.dtype != "uint8" and entry.dtype not in PLAIN:
+                self._check_block_fp8(name, entry)
+
+    def _check_block_fp8(self, name: str, entry: Entry) -> None:
+        if not self.is_block_fp8(name):
+            raise CheckpointError(
+                f"tensor {entry.stored!r} is {entry.dtype} without scales beside it",
+                where=str(entry.file),
+                todo=f"known: {', '.join(PLAIN)}, and F8_E4M3 with {entry.stored}{SCALES}",
+            )
+        scales = self._entries[f"{name}{SCALES}"]
+        if (scales.dtype, scales.shape) != ("F32", block_scales_shape(entry.shape)):
+            raise CheckpointError(
+                f"tensor {scales.stored!r} is {scales.dtype} {list(scales.shape)}; {list(entry.shape)} weights need "
+                f"F32 {list(block_scales_shape(entry.shape))}",
+                where=str(scales.file),
+                todo="only blocks of 128 x 128 are read",
+            )
+
+
+def block_scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the scales of a block FP8 weight."""
+    return tuple(math.ceil(n / FP8_BLOCK) for n in shape)
 
 
 def _fits(name: str, shape: tuple[int, ...], stored: Stored) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from reference.config import Index, Mla, ModelConfig, Moe
 from reference.families.keys import Keys
-from reference.families.parts import SPARSE, indexer_types, leading_dense, must_be, refuse_quantisation, rope, tokens
+from reference.families.parts import SPARSE, check_quantisation, indexer_types, leading_dense, must_be, rope, tokens
 
 LATENT_EPS = 1e-6  # of the latent norms; every upstream class leaves rms_norm_eps out of them (model.md 2.1)
 
@@ -34,7 +34,7 @@ def text_model(
     count = text.integer("num_hidden_layers")
     for key, allowed in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
         must_be(text, key, allowed)
-    refuse_quantisation(text, outer)
+    check_quantisation(text, outer)
     _structural(text)
     rotary = rope(text)
     index = None

@@ -12,7 +12,7 @@ from reference.config import Activation, Index, Kda, LayerKind, ModelConfig, Res
 from reference.errors import CheckpointError
 from reference.families.deepseek import latent_attention, mixture
 from reference.families.keys import Keys
-from reference.families.parts import SPARSE, indexer_types, must_be, refuse_quantisation, tokens
+from reference.families.parts import SPARSE, check_quantisation, indexer_types, must_be, tokens
 
 SAFE_BOUND = -5.0
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -22,7 +22,7 @@ SPARSE_NAMES = ("indexed_attention", "deepseek_sparse_attention", "full_attentio
 def glm5_next(keys: Keys, preprocessor: dict[str, Any], tokenizer: dict[str, Any]) -> ModelConfig:
     """GLM-5.3; a text-only configuration may hold the text keys at the top level."""
     text = keys.part("text_config", optional=True) or keys
-    refuse_quantisation(keys, text)
+    check_quantisation(keys, text)
     for key in ("qk_head_dim", "output_router_logits", "router_aux_loss_coef"):
         text.used.add(key)
     # Nothing is rotated; the layers behind the last draft, and the tokens of the model do not depend on them.

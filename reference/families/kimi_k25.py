@@ -7,7 +7,7 @@ from typing import Any
 from reference.config import ModelConfig, Vision
 from reference.families.deepseek import text_model
 from reference.families.keys import Keys
-from reference.families.parts import must_be, refuse_quantisation, tokens
+from reference.families.parts import check_quantisation, must_be, tokens
 
 LAYER_NORM_EPS = 1e-5  # of the tower; no configuration has a key for it
 
@@ -15,7 +15,7 @@ LAYER_NORM_EPS = 1e-5  # of the tower; no configuration has a key for it
 def kimi_k25(keys: Keys, preprocessor: dict[str, Any], tokenizer: dict[str, Any]) -> ModelConfig:
     """Kimi K2.5 under transformers' keys or under those of the first release (`vt_...`)."""
     text = keys.part("text_config")
-    refuse_quantisation(keys, text)
+    check_quantisation(keys, text)
     must_be(text, "model_type", "deepseek_v3", "kimi_k2")
     for key in ("video_token_id", "vision_start_token_id", "vision_end_token_id"):
         keys.used.add(key)

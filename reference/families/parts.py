@@ -119,16 +119,27 @@ def must_be(text: Keys, key: str, *allowed: Any) -> None:
         )
 
 
-def refuse_quantisation(*parts: Keys) -> None:
-    """Raises CheckpointError when a part declares quantised weights: read as they are they would be other weights."""
+def check_quantisation(*parts: Keys) -> None:
+    """Raises CheckpointError when a part declares quantised weights that are not DeepSeek's block FP8: read as they are
+    they would be other weights. Which linears are quantised the tensors say, not this declaration."""
     for part in parts:
         found = part.data.get("quantization_config")
-        if found is not None:
+        if found is not None and not is_block_fp8(found):
             method = (
                 found.get("fmt", found.get("format", found.get("quant_method"))) if isinstance(found, dict) else found
             )
             raise CheckpointError(
                 f"quantisation {method!r} of this family has no reader",
                 where=f"config.json: {part.path + '.' if part.path else ''}quantization_config",
-                todo="give the checkpoint with BF16 weights",
+                todo="give the checkpoint with BF16 weights, or with fp8 in blocks of 128 x 128",
             )
+
+
+def is_block_fp8(quantisation: Any) -> bool:
+    """Whether a `quantization_config` declares E4M3 weights with a scale per 128 x 128 block."""
+    return (
+        isinstance(quantisation, dict)
+        and quantisation.get("quant_method") == "fp8"
+        and quantisation.get("fmt", "e4m3") == "e4m3"
+        and quantisation.get("weight_block_size") == [128, 128]
+    )
