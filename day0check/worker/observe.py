@@ -105,6 +105,7 @@ class Observation:
             self.digests = Lines(directory / "digests.jsonl")
             observers.append(Digests(lambda line: self.digests.write(line)))
         else:
+            from day0check.compare.bank import BankMemory
             from day0check.compare.local import Judge
             from day0check.compare.parameters import ParametersRecorder
             from day0check.contracts.profiles import profile_named
@@ -113,7 +114,8 @@ class Observation:
             self.capture = Capture(directory, net, byte_cap=job.byte_cap, mode=job.mode)
             self.parameters = Lines(directory / "parameters.jsonl")
             parameters = ParametersRecorder(lambda found: self.parameters.write(to_json(found)), known_weights())
-            observers += [self.provenance, parameters, Judge(profile_named(job.profile), self._measure), self.capture]
+            judge = Judge(profile_named(job.profile), self._measure)
+            observers += [self.provenance, parameters, judge, BankMemory(self._measure), self.capture]
         self.observers = tuple(Guard(observer) for observer in observers)
 
     def _measure(self, measure: Measure) -> None:
