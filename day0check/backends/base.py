@@ -32,7 +32,7 @@ CAPABILITIES = frozenset(
 
 class Pools(Protocol):
     def read(self, layer: int, kind: str, request: str, positions: list[int]) -> torch.Tensor:
-        """Logical rows of a cache: [positions, width]. `kind`: "kv", "index", "conv", "kda"."""
+        """Logical rows of a cache: [positions, width]. `kind`: "kv", "index", "conv", "kda", "pool"."""
 
 
 @runtime_checkable

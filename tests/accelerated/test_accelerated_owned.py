@@ -17,6 +17,7 @@ from day0check.contracts import CONTRACTS
 from day0check.contracts.profiles import PROFILES
 from day0check.errors import UsageError
 from day0check.probe.recorder import Recorder
+from day0check.probe.registry import OwnedPool
 from day0check.types import Request, Schedule, Turn
 from reference.presets import preset_dir
 
@@ -31,10 +32,10 @@ def given(tmp_path: Path, source: str) -> Path:
     return path
 
 
-def loaded(ops: Path, profile: str = "bf16") -> Accelerated:
+def loaded(ops: Path, profile: str = "bf16", *, model: str = "tiny") -> Accelerated:
     backend = Accelerated()
     lay_over(backend.operators(), read_operators(str(ops)), path=str(ops), backend="accelerated")
-    backend.load(str(preset_dir("tiny")), profile, "cpu", {})
+    backend.load(str(preset_dir(model)), profile, "cpu", {})
     return backend
 
 
@@ -75,6 +76,24 @@ def test_pools_of_another_layout_are_read_by_position():
         at = [0, 15, 16, 80]
         found = owned.pools().read(layer, kind, "a", at)
         assert torch.equal(found, own.pools().read(layer, kind, "a", at)), kind
+
+
+def test_a_layout_owns_pooled_index_keys_and_what_waits_for_them():
+    """Catches pools that are allocated for a key a token, and waiting keys that stay outside the layout."""
+    owned, own = loaded(FILES / "blocked_layout.py", model="tiny-glm-5.3"), Accelerated()
+    own.load(str(preset_dir("tiny-glm-5.3")), "bf16", "cpu", {})
+    outputs, measures = judged(owned, chunk=30)
+    plain_outputs, plain_measures = judged(own, chunk=30)
+    assert outputs == plain_outputs
+    assert {key: m.digest for key, m in measures.items()} == {key: m.digest for key, m in plain_measures.items()}
+    assert all(m.passed for m in measures.values())
+    caches = owned.pools()._caches
+    assert all(isinstance(pool, OwnedPool) for pool in (*caches.index.values(), *caches.pool.values()))
+    assert {"layers.03.state.load.pool", "layers.03.state.store.pool", "kv.slots.pool"} <= {tap for tap, _ in measures}
+    for kind, at in (("index", [0, 3, 22]), ("pool", [])):
+        found = owned.pools().read(3, kind, "a", at)
+        assert torch.equal(found, own.pools().read(3, kind, "a", at)), kind
+    assert owned.pools().read(3, "index", "a", [22]).shape == (1, 32)
 
 
 def test_a_layout_that_drops_rows_is_caught_at_the_write():
