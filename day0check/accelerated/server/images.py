@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from day0check.accelerated.ops.vision import grid_of
+from day0check.accelerated.vision import grid_in_patches
 from reference.config import Vision
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -66,6 +66,5 @@ def _check(data: bytes, limits: ImageLimits) -> tuple[int, int]:
 
 def image_tokens(size: tuple[int, int], vision: Vision) -> int:
     """Tokens that an image of (width, height) pixels becomes, as `accelerated.vision.place` counts them."""
-    limits = (vision.patch_limit, vision.side_limit)
-    _, rows, columns = grid_of(*size, patch=vision.patch, merge=vision.merge, limits=limits)
+    _, rows, columns = grid_in_patches(*size, vision)
     return rows * columns // vision.merge**2

@@ -46,7 +46,12 @@ async def listening(service: Service, options: ListenOptions) -> Any:
     """
     loop, application = asyncio.get_running_loop(), service.application()
     runner = web.AppRunner(
-        application, handler_cancellation=True, access_log=None, lingering_time=1.0, shutdown_timeout=1.0
+        application,
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=30.0,
+        lingering_time=1.0,
+        shutdown_timeout=1.0,
     )
     await runner.setup()
 
