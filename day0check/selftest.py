@@ -110,7 +110,7 @@ def _without_verdict(entry: Entry, status: str, message: str, seconds: float) ->
 def _verdict(located: Located, out: Path, device: str) -> Verdict:
     from day0check import gate
     from day0check.case import load_cases
-    from day0check.checks import checks_of, judge_case, read_evidence
+    from day0check.checks import checks_of, judge_case, judge_run, read_evidence
     from reference.presets import preset_dir
     from reference.weights import Checkpoint
 
@@ -119,13 +119,17 @@ def _verdict(located: Located, out: Path, device: str) -> Verdict:
     config = Checkpoint(model_dir).config
     cases = load_cases((located.case,), config=config, model=entry.model, profile=entry.profile)
     capabilities = _run(located, out, device, cases, str(model_dir))
-    outcomes, findings, expected = [], [], []
+    outcomes, findings, expected, every = [], [], [], []
     for case in cases:
         evidence = read_evidence(out, case, config=config, profile=entry.profile, capabilities=capabilities)
+        every.append(evidence)
         expected += [(case.id, check) for check in checks_of(case)]
         for answer in judge_case(evidence):
             outcomes.append(answer.outcome)
             findings += answer.findings
+    for answer in judge_run(every):
+        outcomes.append(answer.outcome)
+        findings += answer.findings
     scene = gate.Scene({"name": entry.model}, entry.profile, tuple(c.id for c in cases), expected=tuple(expected))
     verdict = gate.decide(outcomes, findings, scene)
     gate.write_verdict(verdict, out / "verdict.json")

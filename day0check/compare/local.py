@@ -338,4 +338,10 @@ def _row_address(seen: Seen, axis: str, row: int, count: int) -> tuple[str | Non
         choices = max(1, seen.arguments["weights"].shape[-1])
         at = (order // choices == row).nonzero().flatten()
         return rows.address(int(at[0])) if len(at) else (None, None)
-    return rows.address(row) if count == len(rows) and row < count else (None, None)
+    return rows.address(row) if count == len(rows) and row < count else (_sole_request(rows), None)
+
+
+def _sole_request(rows: RowMap) -> str | None:
+    """The request of a call whose rows all belong to one: its results need not be in the order of the rows."""
+    owners = {owner for owner in rows.owner if owner != PADDING}
+    return rows.requests[owners.pop()] if len(owners) == 1 else None

@@ -287,3 +287,21 @@ def test_batch_shaped_results_and_padding_rows_have_their_addresses():
         at("kda.conv", d.act(8, 12), weight=d.float32(12, 4), state=d.act(2, 3, 12), offsets=offsets)
     recorder.end_case()
     assert (measures[-1].passed, measures[-1].request, measures[-1].position) == (False, "b", 3)
+
+
+@pytest.mark.parametrize(("owners", "request_id"), [((1, 1, 1, -1), "b"), ((0, 1, 1, -1), None)])
+def test_a_result_without_rows_is_of_the_request_that_all_rows_belong_to(owners, request_id):
+    """Catches a wrong splice whose request is left out, and one that is blamed on a request of several."""
+    ids = torch.tensor([7, 9, 9, 7])
+    measures = []
+    recorder = Recorder([Judge(PROFILES["bf16"], measures.append)])
+
+    def positions(ids, *, media_pad, first):
+        at, feature = CONTRACTS["splice.positions"].function()(ids, media_pad=media_pad, first=first)
+        return at + 1, feature
+
+    at = Caller(Operators({"splice.positions": positions}), recorder).at("")
+    with recorder.step("prefill", RowMap(("a", "b"), owners, (0, 1, 2, 3)), 0):
+        at("splice.positions", ids, media_pad=9, first=0)
+    recorder.end_case()
+    assert (measures[-1].passed, measures[-1].request, measures[-1].position) == (False, request_id, None)
