@@ -54,7 +54,6 @@ def _finding(pattern: str, names: tuple[str, ...], wrong: list, observed: Observ
         NAME,
         pattern,
         text,
-        operator=None if pattern == "token" else "serve.logprobs",
         label=first.label,
         value=first.statistics[name],
         limit=first.limits[name],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -74,11 +75,16 @@ async def _all(workers) -> None:  # type: ignore[no-untyped-def]
 
 async def _measured(run: Callable[[], Awaitable[None]], replies: dict[int, Reply]) -> Load:
     lags: list[float] = []
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()  # a collection would stand still over every kept read while chunks come in
     watch = asyncio.create_task(_watch_loop(lags))
     cpu, begin = time.thread_time_ns(), time.perf_counter_ns()
     try:
         await run()
     finally:
+        if collecting:
+            gc.enable()
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
     end = time.perf_counter_ns()
