@@ -59,8 +59,8 @@ def residual_coefficients(
     rows, n, _ = streams.shape
     flat = wide(streams).reshape(rows, -1)
     z = product(flat, fn) * torch.rsqrt(torch.mean(torch.square(flat), -1, keepdim=True) + eps)
-    width = torch.tensor([n, n, n * n], device=scale.device)
-    z = z * torch.repeat_interleave(scale.to(z.dtype), width) + base.to(z.dtype)
+    factors = torch.cat([factor.expand(count) for factor, count in zip(scale, (n, n, n * n), strict=True)])
+    z = z * factors.to(z.dtype) + base.to(z.dtype)
     pre = torch.sigmoid(z[:, :n]) + hc_eps
     post = 2 * torch.sigmoid(z[:, n : 2 * n])
     comb = torch.softmax(z[:, 2 * n :].reshape(rows, n, n), -1) + hc_eps
