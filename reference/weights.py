@@ -34,6 +34,7 @@ __all__ = [
     "place_tensor",
     "read_config",
     "read_header",
+    "read_json",
     "read_tensor",
     "write_checkpoint",
 ]
@@ -87,13 +88,13 @@ class Checkpoint:
                 "there is no such directory", where=str(self.directory), todo="give a model directory with config.json"
             )
         side = {
-            part: _read_json(self.directory / f"{part}_config.json", optional=True)
+            part: read_json(self.directory / f"{part}_config.json", optional=True)
             for part in ("preprocessor", "tokenizer")
         }
         where = self.directory / "config.json"
         try:
             self.config: ModelConfig
-            self.config, self.unknown_keys = read_config_and_rest(_read_json(where), **side)
+            self.config, self.unknown_keys = read_config_and_rest(read_json(where), **side)
         except CheckpointError as error:
             raise CheckpointError(error.what, where=f"{self.directory}: {error.where}", todo=error.todo) from error
         self._entries = _entries(self.directory)
@@ -152,7 +153,7 @@ class Checkpoint:
     def _check(self) -> None:
         for name, stored in self._expected.items():
             entry = self.entry(name)
-            if not _fits(name, entry.shape, stored):
+            if not fits(name, entry.shape, stored):
                 raise CheckpointError(
                     f"tensor {entry.stored!r} has shape {list(entry.shape)}; config.json asks for {list(stored.shape)}",
                     where=str(entry.file),
@@ -187,7 +188,8 @@ def block_scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.ceil(n / FP8_BLOCK) for n in shape)
 
 
-def _fits(name: str, shape: tuple[int, ...], stored: Stored) -> bool:
+def fits(name: str, shape: tuple[int, ...], stored: Stored) -> bool:
+    """Whether a tensor of `shape` can be what the model needs under canonical `name`; A_log may be padded."""
     if name.endswith(".A_log"):
         return math.prod(shape) == max(shape, default=0) >= stored.shape[0]  # Kimi-Linear stores [1, 1, H, 1]
     return shape == stored.shape
@@ -258,7 +260,8 @@ def _damaged(file: Path, what: str) -> CheckpointError:
     return CheckpointError(what, where=str(file), todo=_DOWNLOAD_AGAIN)
 
 
-def _read_json(file: Path, *, optional: bool = False) -> dict[str, Any]:
+def read_json(file: Path, *, optional: bool = False) -> dict[str, Any]:
+    """The JSON object in `file`; {} when it may be absent and is. Raises CheckpointError."""
     if optional and not file.is_file():
         return {}
     try:
@@ -278,7 +281,7 @@ def _entries(directory: Path) -> dict[str, Entry]:
     """Canonical name -> Entry of every tensor, from the index or from the single file."""
     index = directory / INDEX
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
             raise CheckpointError("key 'weight_map' must map tensor names to files", where=str(index))
     elif (directory / SINGLE).is_file():

@@ -16,6 +16,7 @@ from day0check.checks import (
     parameters,
     propagated,
     repeat,
+    weights,
 )
 from day0check.checks.evidence import Answer, Evidence, answer, read_evidence
 from day0check.types import RunCase
@@ -31,10 +32,21 @@ CHECKS: dict[str, ModuleType] = {
     "logits": logits,
     "repeat": repeat,
 }
+MODEL_CHECKS: dict[str, ModuleType] = {"weights": weights}  # asked of the checkpoint, before anything runs on it
 RUN_CHECKS: dict[str, ModuleType] = {"coverage": coverage}  # asked once, about all cases of a run together
 _OPERATOR_CHECKS = ("candidate", "exact", "move", "choose", "compute")
 
-__all__ = ["CHECKS", "RUN_CHECKS", "Answer", "Evidence", "checks_of", "judge_case", "judge_run", "read_evidence"]
+__all__ = [
+    "CHECKS",
+    "MODEL_CHECKS",
+    "RUN_CHECKS",
+    "Answer",
+    "Evidence",
+    "checks_of",
+    "judge_case",
+    "judge_run",
+    "read_evidence",
+]
 
 
 def checks_of(case: RunCase) -> tuple[str, ...]:

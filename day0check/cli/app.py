@@ -22,6 +22,7 @@ COMMANDS = {
     "endpoint": ("day0check.cli.endpoint:endpoint", "Check and measure a live OpenAI-compatible endpoint."),
     "gate": ("day0check.cli.gate:gate", "Compare a finished run with a recorded baseline."),
     "baseline": ("day0check.cli.baseline:baseline", "Record the numbers and times of a run as a baseline."),
+    "weights": ("day0check.cli.weights:weights", "Audit a checkpoint: files, names, shapes, dtypes, scales, keys."),
     "report": ("day0check.cli.report:report", "Make the page and the other views of a run again."),
     "selftest": (
         "day0check.cli.selftest:selftest",

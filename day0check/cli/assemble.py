@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from day0check.baseline import load_shape
 from day0check.checks import Evidence, checks_of, judge_case, judge_run, read_evidence
+from day0check.checks.weights import judge_audit
 from day0check.errors import Day0Error, InputError
 from day0check.gate import Scene
 from day0check.types import CheckOutcome, Finding, NotRun
 from day0check.verdict_rows import choice_rows, drift_rows, operator_rows
 
 if TYPE_CHECKING:
+    from day0check.audit import Audited
     from day0check.runner import CaseResult
     from reference.config import ModelConfig
 
@@ -37,13 +39,15 @@ def judge(
     model: dict[str, Any],
     profile: str,
     environment: dict[str, Any],
+    audited: Audited,
     not_run: tuple[NotRun, ...] = (),
     partial: bool = False,
 ) -> Judged:
     """Asks the checks of every case about its evidence under `out`. Raises Day0Error when our records are damaged."""
-    outcomes: list[CheckOutcome] = []
-    findings: list[Finding] = []
-    local, net, expected = {}, {}, []
+    first = judge_audit(audited.findings, tensors=audited.tensors, files=audited.files)
+    outcomes: list[CheckOutcome] = [first.outcome]
+    findings: list[Finding] = list(first.findings)
+    local, net, expected = {}, {}, [("", first.outcome.name)]
     every: list[Evidence] = []
     for result in results:
         case = result.case

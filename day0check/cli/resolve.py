@@ -33,27 +33,37 @@ def find_model(model: str) -> Model:
     Raises UsageError for a name that is neither, InputError for a directory that cannot be read as a checkpoint.
     """
     from reference.errors import CheckpointError
-    from reference.presets import preset_dir, preset_names
+    from reference.presets import preset_names
     from reference.weights import Checkpoint
 
-    if model in preset_names():
-        directory = preset_dir(model)
-    elif Path(model).is_dir():
-        directory = Path(model)
-    else:
-        near = difflib.get_close_matches(model, preset_names(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else f"presets: {', '.join(preset_names())}; "
-        raise UsageError(
-            f"{model!r} is neither a preset nor a directory",
-            where="--model",
-            todo=f"{hint.rstrip()} or give a directory with config.json and safetensors files",
-        )
+    directory = model_directory(model)
     try:
         config = Checkpoint(directory).config
     except CheckpointError as cause:
-        raise InputError(cause.what, where=cause.where, todo=cause.todo) from cause
-    name = model if model in preset_names() else directory.resolve().name
-    return Model(name, directory.resolve(), config, content_digest(directory))
+        listed = f"day0check weights {model} lists all that is wrong with it"
+        raise InputError(cause.what, where=cause.where, todo="; ".join(filter(None, (cause.todo, listed)))) from cause
+    name = model if model in preset_names() else directory.name
+    return Model(name, directory, config, content_digest(directory))
+
+
+def model_directory(model: str, *, where: str = "--model") -> Path:
+    """The directory of the preset of that name, written if need be, or the directory itself, resolved. Imports torch.
+
+    Raises UsageError for a name that is neither, `where` being the option that holds it.
+    """
+    from reference.presets import preset_dir, preset_names
+
+    if model in preset_names():
+        return preset_dir(model).resolve()
+    if Path(model).is_dir():
+        return Path(model).resolve()
+    near = difflib.get_close_matches(model, preset_names(), n=1)
+    hint = f"did you mean {near[0]!r}? " if near else f"presets: {', '.join(preset_names())}; "
+    raise UsageError(
+        f"{model!r} is neither a preset nor a directory",
+        where=where,
+        todo=f"{hint.rstrip()} or give a directory with config.json and safetensors files",
+    )
 
 
 def content_digest(directory: Path) -> str:

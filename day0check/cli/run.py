@@ -152,6 +152,7 @@ def run_and_judge(
 ) -> Verdict:
     """Runs the cases and decides. Raises what `runner.run` raises; nothing is decided then."""
     from day0check import env, gate, runner
+    from day0check.audit import inspect
     from day0check.baseline import read_baseline
     from day0check.cli.assemble import judge, moment
     from day0check.cli.gate import compared
@@ -169,6 +170,7 @@ def run_and_judge(
         "started": moment(),
     }
     plan = plan_of(wish, model, cases, folder)
+    audited = inspect(model.directory)
     with progress(len(cases)) as tell:
         results = runner.run(plan, tell)
     judged = judge(
@@ -180,6 +182,7 @@ def run_and_judge(
         environment={**env.with_torch_flags(environment, folder), RUN_FACTS: asked},
         not_run=left_out,
         partial=bool(wish.selectors),
+        audited=audited,
     )
     scene = replace(judged.scene, measured={**judged.scene.measured, "seconds": time.monotonic() - begin})
     answered = (judged.outcomes, judged.findings, scene)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 LOCAL = ("parameters", "exact", "move", "choose", "compute")
 NET = ("propagated", "logits")
 ORDER = (*LOCAL, "candidate", *NET)
+MODEL = ("weights",)  # asked before anything runs: on weights of another model nothing else says much
 _LISTED = 16  # taps named in the evidence of one finding
 _NEIGHBOURS = 3
 
@@ -145,8 +146,9 @@ def _figures(m: Measure) -> dict[str, Any]:
 def first_fault(findings: Iterable[Finding], order: Sequence[str] = ORDER) -> Finding | None:
     """The finding to repair first, or None when no unwaived blocker is among `findings`.
 
-    Local items come first, the earliest in order of execution; then a candidate that died (what was judged before it
-    died passed); then the net. `order` decides between checks of one call; ties go to the finding that comes first.
+    Faults of the checkpoint come first, then local items, the earliest in order of execution; then a candidate that
+    died (what was judged before it died passed); then the net. `order` decides between checks of one call; ties go to
+    the finding that comes first.
     """
     blockers = [f for f in findings if f.severity == "blocker" and not f.waived]
     return min(blockers, key=lambda f: _accusation(f, order), default=None)
@@ -155,5 +157,5 @@ def first_fault(findings: Iterable[Finding], order: Sequence[str] = ORDER) -> Fi
 def _accusation(finding: Finding, order: Sequence[str]) -> tuple[int, float, int]:
     check = finding.check
     rank = order.index(check) if check in order else len(order)
-    group = 0 if check in LOCAL else 2 if check in NET else 1
+    group = -1 if check in MODEL else 0 if check in LOCAL else 2 if check in NET else 1
     return group, float(finding.evidence.get("order", math.inf)), rank

@@ -1,0 +1,132 @@
+"""What a model directory really holds, file by file, without believing that it is whole.
+
+`Checkpoint` refuses the first thing that is wrong; an inventory lists everything, so that it can be judged. Reads the
+headers of all safetensors files and, only when asked, the scales of quantised weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from reference.config import ModelConfig
+from reference.errors import CheckpointError
+from reference.families import read_config_and_rest
+from reference.families.parts import is_block_fp8
+from reference.formats import E8M0_NAN
+from reference.weights import INDEX, SINGLE, read_header, read_json
+
+Header = dict[str, tuple[str, tuple[int, ...]]]  # stored name -> dtype as safetensors spells it, shape
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """`index`: stored name -> file as the index says, or as the single file holds. `headers`: every safetensors file
+    of the directory that can be read, the unlisted ones too. `missing`: files that the index names and that are not
+    there. `damaged`: file -> why its header cannot be believed."""
+
+    directory: Path
+    config: ModelConfig
+    config_json: dict[str, Any]
+    unknown_keys: tuple[str, ...]
+    index: dict[str, str]
+    headers: dict[str, Header]
+    missing: tuple[str, ...] = ()
+    damaged: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def listed(self) -> frozenset[str]:
+        """Files that the index names."""
+        return frozenset(self.index.values())
+
+    def sound(self) -> dict[str, tuple[str, str, tuple[int, ...]]]:
+        """Stored name -> (file, dtype, shape) of every tensor that lies where the index puts it."""
+        return {
+            stored: (file, *self.headers[file][stored])
+            for stored, file in self.index.items()
+            if stored in self.headers.get(file, {})
+        }
+
+    def lost(self) -> frozenset[str]:
+        """Stored names whose file is missing or damaged."""
+        return frozenset(s for s, file in self.index.items() if file in self.missing or file in self.damaged)
+
+
+def take_inventory(model_dir: str | Path) -> Inventory:
+    """The inventory of a model directory.
+
+    Raises CheckpointError when there is nothing to take one of: no directory, an unreadable config.json, a model_type
+    or a quantisation without a reader, neither an index nor a single file of weights.
+    """
+    directory = Path(model_dir)
+    if not directory.is_dir():
+        raise CheckpointError("there is no such directory", where=str(directory), todo="give a model directory")
+    config_json = read_json(directory / "config.json")
+    side = {part: read_json(directory / f"{part}_config.json", optional=True) for part in ("preprocessor", "tokenizer")}
+    config, unknown = read_config_and_rest(config_json, **side)
+    headers, damaged = {}, {}
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            headers[file.name] = read_header(file)
+        except CheckpointError as error:
+            damaged[file.name] = error.what
+    index = _index(directory, headers, damaged)
+    missing = sorted(file for file in set(index.values()) if file not in headers and file not in damaged)
+    return Inventory(directory, config, config_json, unknown, index, headers, tuple(missing), damaged)
+
+
+def _index(directory: Path, headers: dict[str, Header], damaged: dict[str, str]) -> dict[str, str]:
+    file = directory / INDEX
+    if file.is_file():
+        weight_map = read_json(file).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+            raise CheckpointError("key 'weight_map' must map tensor names to files", where=str(file))
+        return weight_map
+    if SINGLE in headers:
+        return dict.fromkeys(headers[SINGLE], SINGLE)
+    if SINGLE in damaged:
+        raise CheckpointError(damaged[SINGLE], where=str(directory / SINGLE), todo="fetch it again")
+    raise CheckpointError(
+        f"there is neither {INDEX} nor {SINGLE}", where=str(directory), todo="give a directory with weights"
+    )
+
+
+def declared_quantisation(config_json: dict[str, Any]) -> str:
+    """ "mxfp4", "block-fp8" or "" : what config.json, or its text_config, says of the weights."""
+    for part in (config_json, config_json.get("text_config") or {}):
+        found = part.get("quantization_config")
+        if isinstance(found, dict):
+            return "block-fp8" if is_block_fp8(found) else "mxfp4"
+    return ""
+
+
+def broken_scales(inventory: Inventory, stored: set[str]) -> Iterator[tuple[str, str, str]]:
+    """(stored name, file, what) of every tensor of scales among `stored` with a value that is no scale: E8M0 byte 255
+    (NaN), or a float that is not finite and above zero. Reads those tensors, one at a time."""
+    by_file: dict[str, list[str]] = {}
+    for name, (file, _, _) in inventory.sound().items():
+        if name in stored:
+            by_file.setdefault(file, []).append(name)
+    for file, names in sorted(by_file.items()):
+        try:
+            with safe_open(str(inventory.directory / file), framework="pt", device="cpu") as opened:
+                for name in sorted(names):
+                    what = _broken(opened.get_tensor(name))
+                    if what:
+                        yield name, file, what
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"cannot be read: {error}", where=str(inventory.directory / file)) from error
+
+
+def _broken(scales: torch.Tensor) -> str:
+    bad = scales == E8M0_NAN if scales.dtype == torch.uint8 else ~(torch.isfinite(scales) & (scales > 0))
+    if not bool(bad.any()):
+        return ""
+    first = tuple(torch.nonzero(bad)[0].tolist())
+    what = "E8M0 byte 255, which is NaN" if scales.dtype == torch.uint8 else f"scale {float(scales[first])}"
+    return f"{what}, at {list(first)}, {int(bad.sum())} of {scales.numel()} in all"

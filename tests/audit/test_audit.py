@@ -1,0 +1,372 @@
+"""The audit of a checkpoint: every fault that a loader can swallow is found, named, and nothing else is."""
+
+import json
+import shutil
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from day0check.audit import audit, inspect
+from day0check.errors import InputError
+from reference.presets import preset_dir, preset_names
+from reference.weights import INDEX, SINGLE
+
+PREFIX = "language_model.model."
+SCALE = f"{PREFIX}layers.1.block_sparse_moe.experts.2.w1.weight_scale"
+PACKED = f"{PREFIX}layers.1.block_sparse_moe.experts.2.w3.weight_packed"
+
+
+class Edited:
+    """A copy of a preset whose shards, index and configuration can be changed."""
+
+    def __init__(self, name, directory):
+        self.directory = shutil.copytree(preset_dir(name), directory)
+        self.index = json.loads((self.directory / INDEX).read_text())["weight_map"]
+
+    def write_index(self):
+        (self.directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": self.index}))
+
+    def config(self, change):
+        file = self.directory / "config.json"
+        data = json.loads(file.read_text())
+        change(data)
+        file.write_text(json.dumps(data))
+
+    def shard(self, file, change):
+        tensors = load_file(self.directory / file)
+        change(tensors)
+        save_file(tensors, self.directory / file)
+
+    def put(self, name, tensor, *, listed=True):
+        """Stores `tensor` where the index has it, or in the first shard; `listed`: and in the index."""
+        file = self.index.get(name, min(self.index.values()))
+        self.shard(file, lambda t: t.update({name: tensor}))
+        if listed:
+            self.index[name] = file
+            self.write_index()
+        return file
+
+    def drop(self, name):
+        self.shard(self.index.pop(name), lambda t: t.pop(name))
+        self.write_index()
+
+    def read(self, name):
+        return load_file(self.directory / self.index[name])[name]
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return Edited("tiny", tmp_path / "tiny")
+
+
+def only(findings, pattern, *words, severity="blocker", count=1):
+    """There is one finding, of this pattern and severity, with all the words in its message."""
+    assert [f.evidence["pattern"] for f in findings] == [pattern], [f.message for f in findings]
+    (finding,) = findings
+    assert (finding.severity, finding.evidence["count"]) == (severity, count), finding.message
+    assert (finding.check, finding.operator, finding.phase, finding.stack_layer) == (
+        "weights",
+        "weights.read",
+        "load",
+        "model",
+    )
+    for word in words:
+        assert word in finding.message, finding.message
+    return finding
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_good_checkpoint_has_no_finding(name):
+    """Catches a false alarm on any form that a release has: packed, block FP8, padded, 1-based lists, towers."""
+    audited = inspect(preset_dir(name))
+    assert audited.findings == ()
+    assert audited.tensors > 100
+    assert audited.files > 1
+
+
+def test_a_missing_shard(tiny):
+    """Catches S-59: a shard that is not there leaves its parameters as they were initialised."""
+    file = sorted(set(tiny.index.values()))[1]
+    (tiny.directory / file).unlink()
+    held = [name for name, f in tiny.index.items() if f == file]
+    finding = only(audit(tiny.directory), "shard missing", file, min(held), str(len(held)))
+    assert finding.evidence["files"] == [file]
+
+
+def test_a_damaged_shard(tiny):
+    """Catches a file cut off while it was fetched."""
+    file = sorted(set(tiny.index.values()))[0]
+    data = (tiny.directory / file).read_bytes()
+    (tiny.directory / file).write_bytes(data[: len(data) // 2])
+    only(audit(tiny.directory), "shard damaged", file, "bytes")
+
+
+def test_a_stale_duplicate_in_another_shard(tiny):
+    """Catches S-58: an old copy in a shard that the index lists for other tensors overwrites the indexed one."""
+    own = tiny.index[PACKED]
+    other = next(f for f in sorted(set(tiny.index.values())) if f != own)
+    tiny.shard(other, lambda t: t.update({PACKED: torch.zeros_like(tiny.read(PACKED))}))
+    finding = only(audit(tiny.directory), "stale duplicate", PACKED, own, other)
+    assert finding.layer == 1
+    assert finding.evidence["files"] == sorted((own, other))
+
+
+def test_a_file_that_the_index_does_not_name(tiny):
+    """Catches an old shard left beside the new ones; software that follows the index never opens it."""
+    save_file({PACKED: tiny.read(PACKED), "old": torch.ones(1)}, tiny.directory / "model-old.safetensors")
+    only(audit(tiny.directory), "file not in the index", "model-old.safetensors", "2 tensors", severity="warning")
+
+
+def test_an_index_that_points_to_the_wrong_shard(tiny):
+    """Catches an index of another release: a loader that follows it does not find what is there."""
+    own = tiny.index[PACKED]
+    other = next(f for f in sorted(set(tiny.index.values())) if f != own)
+    tiny.index[PACKED] = other
+    tiny.write_index()
+    only(audit(tiny.directory), "not in its shard", PACKED, f"places {PACKED} in {other}", f"lies in {own}")
+
+
+def test_a_tensor_that_the_index_forgot(tiny):
+    """Catches a parameter that is in a file and in no index: it would never be written."""
+    name = f"{PREFIX}layers.0.mlp.up_proj.weight"
+    del tiny.index[name]
+    tiny.write_index()
+    findings = audit(tiny.directory)
+    assert [f.evidence["pattern"] for f in findings] == ["not in the index", "never written"]
+    assert all(name in f.message for f in findings)
+
+
+def test_two_names_of_one_tensor(tiny):
+    """Catches a stale copy under an older spelling."""
+    gate, old = (f"{PREFIX}layers.1.{part}.gate.weight" for part in ("block_sparse_moe", "mlp"))
+    tiny.put(old, tiny.read(gate))
+    only(audit(tiny.directory), "two names", gate, old)
+
+
+def test_a_parameter_that_is_never_written(tmp_path):
+    """Catches S-61 from the side of the files: the indexer of a layer whose selection is its own is not there."""
+    edited = Edited("tiny-glm-5", tmp_path / "m")
+    names = [name for name in edited.index if name.endswith("indexer.wk.weight")]
+    assert len(names) == 3
+    for name in names:
+        edited.drop(name)
+    only(audit(edited.directory), "never written", min(names), "the same of 2 more", count=3)
+
+
+def test_a_tensor_that_is_never_consumed(tmp_path):
+    """Catches the indexer of a layer that shares another's selection, and any tensor the model has no use for."""
+    edited = Edited("tiny-glm-5", tmp_path / "m")
+    name = "model.layers.2.self_attn.indexer.wk.weight"
+    assert name not in edited.index
+    file = edited.put(name, torch.ones(32, 128, dtype=torch.bfloat16))
+    finding = only(audit(edited.directory), "never consumed", name, file)
+    assert finding.layer == 2
+
+
+def test_calibrated_cache_scales(tiny):
+    """Catches S-13: k_scale and v_scale that nothing applies, so that an FP8 cache runs uncalibrated."""
+    for which in ("k_scale", "v_scale"):
+        tiny.put(f"{PREFIX}layers.3.self_attn.{which}", torch.tensor(0.04))
+    findings = audit(tiny.directory)
+    assert [f.evidence["pattern"] for f in findings] == ["cache scale never consumed"] * 2
+    assert ["k_scale" in findings[0].message, "v_scale" in findings[1].message] == [True, True]
+
+
+def test_draft_layers_and_rotary_buffers_are_no_blockers(tmp_path):
+    """Catches a false alarm on a release with a layer that drafts (DeepSeek-V3.2 has one), and a stray layer beyond."""
+    edited = Edited("tiny-deepseek-v3.2", tmp_path / "m")
+    edited.put("model.layers.5.eh_proj.weight", torch.ones(128, 256, dtype=torch.bfloat16))
+    edited.put("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(8))
+    assert {f.severity for f in audit(edited.directory)} == {"blocker", "note"}
+    edited.config(lambda c: c.update(num_nextn_predict_layers=1))
+    assert {f.severity for f in audit(edited.directory)} == {"note"}
+    edited.put("model.layers.6.eh_proj.weight", torch.ones(128, 256, dtype=torch.bfloat16))
+    assert audit(edited.directory)[0].severity == "blocker"
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "pattern", "severity", "word"),
+    [
+        ("model.norm.weight", torch.ones(64, dtype=torch.bfloat16), "shape", "blocker", "[128]"),
+        ("model.layers.0.self_attn.A_log", torch.ones(3), "shape", "blocker", "[4]"),
+        ("model.norm.weight", torch.ones(128, dtype=torch.int32), "dtype", "blocker", "I32"),
+        ("model.norm.weight", torch.ones(128).to(torch.float8_e5m2), "dtype", "blocker", "F8_E5M2"),
+        ("model.norm.weight", torch.ones(128).half(), "other float", "warning", "F16"),
+        ("model.norm.weight", torch.ones(128), "other float", "note", "F32"),
+        ("model.layers.0.self_attn.dt_bias", torch.ones(64).bfloat16(), "other float", "warning", "F32"),
+    ],
+)
+def test_shape_and_dtype(tiny, name, tensor, pattern, severity, word):
+    """Catches a tensor of another model, integers as weights, and single tensors rounded on the way."""
+    stored = f"language_model.{name}"
+    file = tiny.put(stored, tensor)
+    only(audit(tiny.directory), pattern, stored, file, word, severity=severity)
+
+
+def test_packed_widths(tiny):
+    """Catches codes packed for groups of another size, or one nibble a byte."""
+    codes = tiny.read(PACKED)
+    file = tiny.put(PACKED, codes.repeat(1, 2))
+    only(audit(tiny.directory), "packed width", PACKED, file, f"[64, {2 * codes.shape[1]}]", f"[64, {codes.shape[1]}]")
+    tiny.put(PACKED, codes)
+    tiny.put(SCALE, tiny.read(SCALE).float())
+    only(audit(tiny.directory), "dtype", SCALE, "F32", "U8")
+
+
+def test_scale_255(tiny):
+    """Catches E8M0's NaN, which decodes to infinity in some software and to NaN in other."""
+    scales = tiny.read(SCALE)
+    scales[3, 1] = scales[5, 0] = 255
+    file = tiny.put(SCALE, scales)
+    only(audit(tiny.directory), "scale is no number", SCALE, file, "255", "[3, 1]", f"2 of {scales.numel()}")
+    scales[3, 1] = scales[5, 0] = 254
+    tiny.put(SCALE, scales)
+    assert audit(tiny.directory) == ()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
+def test_block_scales_that_are_no_scale(tmp_path, value):
+    """Catches a block FP8 scale with which a block of weights is NaN, infinite, gone or mirrored."""
+    edited = Edited("tiny-deepseek-v3.2-fp8", tmp_path / "m")
+    name = "model.layers.0.mlp.gate_proj.weight_scale_inv"
+    scales = edited.read(name)
+    scales[1, 0] = value
+    edited.put(name, scales)
+    only(audit(edited.directory), "scale is no number", name, "[1, 0]")
+
+
+def test_fp8_codes_and_their_scales(tmp_path):
+    """Catches codes without scales, and scales for blocks of another size."""
+    edited = Edited("tiny-deepseek-v3.2-fp8", tmp_path / "m")
+    name = "model.layers.0.mlp.gate_proj.weight"
+    edited.put(f"{name}_scale_inv", torch.ones(4, 2))
+    only(audit(edited.directory), "scales do not cover", f"{name}_scale_inv", "[4, 2]", "[2, 1]")
+    edited.drop(f"{name}_scale_inv")
+    only(audit(edited.directory), "codes without scales", name)
+
+
+def test_quantisation_declared_against_present(tmp_path):
+    """Catches a declaration that does not fit the files, in each direction, told once and not once per tensor."""
+    undeclared = Edited("tiny-deepseek-v3.2-fp8", tmp_path / "a")
+    undeclared.config(lambda c: c.pop("quantization_config"))
+    only(audit(undeclared.directory), "quantised, undeclared", "block-fp8")
+    declared = Edited("tiny-deepseek-v3.2", tmp_path / "b")
+    quantised = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    declared.config(lambda c: c.update(quantization_config=quantised))
+    only(audit(declared.directory), "declared, not quantised", "block-fp8")
+    packed = Edited("tiny", tmp_path / "c")
+    packed.config(lambda c: c["text_config"].pop("quantization_config"))
+    only(audit(packed.directory), "quantised, undeclared", "mxfp4")
+
+
+def test_an_untied_head_without_weights(tiny):
+    """Catches S-60: the flag stands in the nested configuration alone, the head is not in the files."""
+    tiny.drop("language_model.lm_head.weight")
+    only(audit(tiny.directory), "head never written", "lm_head.weight", "tie_word_embeddings")
+    tiny.config(lambda c: c["text_config"].update(tie_word_embeddings=True))
+    findings = audit(tiny.directory)
+    assert [f.evidence["pattern"] for f in findings] == ["head never written", "tie flags disagree"]
+    tiny.config(lambda c: c.pop("tie_word_embeddings"))
+    finding = only(audit(tiny.directory), "tie flags disagree", severity="warning")
+    assert "absent at the top of config.json and true in text_config" in finding.message
+
+
+def test_a_tied_head_of_its_own(tiny):
+    """Catches a head that is stored, differs from the embedding and is dropped because the flag ties it."""
+    tiny.config(lambda c: c.update(tie_word_embeddings=True))
+    only(audit(tiny.directory), "tied head differs", "lm_head.weight", "embed_tokens.weight")
+    tiny.put("language_model.lm_head.weight", tiny.read(f"{PREFIX}embed_tokens.weight"))
+    only(audit(tiny.directory), "head stored twice", "lm_head.weight", severity="note")
+
+
+def test_unknown_keys_of_the_configuration(tiny):
+    """Catches a switch of the mathematics that the reference would ignore in silence."""
+    tiny.config(lambda c: c["text_config"].update(attention_sink=4))
+    only(audit(tiny.directory), "unknown key", "text_config.attention_sink", severity="warning")
+
+
+def test_findings_keep_their_id_over_layers_and_are_apart_by_kind(tiny):
+    """Catches a waiver that stops holding when another layer is first, or that holds for another kind of tensor."""
+    ids = []
+    for layer, which in ((1, "k_scale"), (3, "k_scale"), (3, "v_scale")):
+        name = f"{PREFIX}layers.{layer}.self_attn.{which}"
+        tiny.put(name, torch.tensor(1.0))
+        ids += [f.id for f in audit(tiny.directory)]
+        tiny.drop(name)
+    assert ids[0] == ids[1] != ids[2]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "word"),
+    [("config.json", "{", "JSON"), (INDEX, "[]", "object"), (INDEX, '{"weight_map": 5}', "weight_map")],
+)
+def test_what_cannot_be_audited_is_the_users_input(tiny, file, content, word):
+    """Catches a traceback, or a verdict on a directory that is no checkpoint."""
+    (tiny.directory / file).write_text(content)
+    with pytest.raises(InputError) as caught:
+        audit(tiny.directory)
+    assert file in str(caught.value)
+    assert word in str(caught.value)
+
+
+def test_no_directory_and_no_weights(tmp_path, tiny):
+    """Catches an empty directory that passes as a checkpoint without faults."""
+    for directory, word in ((tmp_path / "nowhere", "no such directory"), (tmp_path, "config.json")):
+        with pytest.raises(InputError, match=word):
+            audit(directory)
+    for file in (*tiny.directory.glob("*.safetensors"), tiny.directory / INDEX):
+        file.unlink()
+    with pytest.raises(InputError, match="neither"):
+        audit(tiny.directory)
+
+
+def test_a_checkpoint_of_one_file(tmp_path):
+    """Catches an audit that needs an index, and a file beside the single one that nobody notices."""
+    edited = Edited("tiny-deepseek-v3.2", tmp_path / "m")
+    tensors = {}
+    for file in sorted(set(edited.index.values())):
+        tensors |= load_file(edited.directory / file)
+        (edited.directory / file).unlink()
+    (edited.directory / INDEX).unlink()
+    save_file(tensors, edited.directory / SINGLE)
+    assert audit(edited.directory) == ()
+    save_file({"model.norm.weight": torch.ones(128)}, edited.directory / "other.safetensors")
+    only(audit(edited.directory), "file not in the index", "other.safetensors", severity="warning")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return Edited("tiny-deepseek-v3.2", tmp_path_factory.mktemp("audit") / "m")
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_any_tensor_left_out_or_renamed_is_named(plain, data):
+    """Catches a tensor that the table or the audit passes over: each single one must be missed when it is gone."""
+    name = data.draw(st.sampled_from(sorted(plain.index)))
+    renamed = data.draw(st.booleans())
+    file = plain.directory / plain.index[name]
+    whole, index = file.read_bytes(), dict(plain.index)
+    try:
+        new = f"{name}.old"
+        length = struct.unpack("<Q", whole[:8])[0]
+        header = json.loads(whole[8 : 8 + length])
+        header[new] = header.pop(name)
+        text = json.dumps(header).encode()
+        file.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + length :])
+        del plain.index[name]
+        if renamed:
+            plain.index[new] = file.name
+        plain.write_index()
+        findings = audit(plain.directory)
+        told = {t for f in findings if f.severity == "blocker" for t in f.evidence["tensors"]}
+        assert new in told
+        assert name in told or (name == "lm_head.weight" and "lm_head.weight" in told)
+    finally:
+        file.write_bytes(whole)
+        plain.index = index
+        plain.write_index()
