@@ -1,0 +1,18 @@
+"""Healthy code on preset tiny-glm-5.3."""
+
+from day0check.backends.accelerated import Accelerated
+from day0check.faults.entry import Entry
+
+ENTRY = Entry(
+    id="B-36",
+    title="healthy code on tiny-glm-5.3",
+    kind="index",
+    visible="nowhere",
+    expected=None,
+    model="tiny-glm-5.3",
+    case="pools",
+)
+
+
+class Candidate(Accelerated):
+    """The fast path as it is."""
