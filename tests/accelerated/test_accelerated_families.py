@@ -17,7 +17,8 @@ from reference.presets import preset_dir
 from reference.weights import Checkpoint
 
 CHUNKS = (50, 50, 63, 33, 45, 51, 37)
-CASES = {name: Schedule(chunk=chunk, page=16) for name, chunk in zip(FAMILY_PRESETS, CHUNKS, strict=True)}
+CHUNKS = (50, 63, 33, 45, 51)
+CASES = {name: Schedule(chunk=CHUNKS[n % len(CHUNKS)], page=16) for n, name in enumerate(FAMILY_PRESETS)}
 
 
 class Seen(Observer):
