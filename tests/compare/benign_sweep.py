@@ -81,12 +81,12 @@ def healthy(contract: Contract, arguments: dict[str, Any], profile: Profile, kin
     )
 
 
-def one(subject: Subject, seed: int) -> Run:
+def one(subject: Subject, seed: int, *, device: str = "cpu") -> Run:
     """The run of one seed: inputs take turns, then kinds of implementation."""
     contract, profile, kinds = CONTRACTS[subject.operator], subject.profile(), subject.kinds()
     name = contract.hard_inputs[seed % len(contract.hard_inputs)]
     kind = kinds[seed // len(contract.hard_inputs) % len(kinds)]
-    hard = generate(contract, name, seed, torch.bfloat16)
+    hard = generate(contract, name, seed, torch.bfloat16, device=device)
     arguments = {contract.args[0].name: hard.args[0], **hard.kwargs}
     results = healthy(contract, arguments, profile, kind)
     judged = judge_compute(Replay(contract, arguments), results, profile, seed=seed)
@@ -115,7 +115,7 @@ def read_state(path: Path) -> dict[Subject, list[dict[str, Any]]]:
     return found
 
 
-def sweep(runs: int, state: Path, *, until: float = float("inf")) -> Iterator[dict[str, Any]]:
+def sweep(runs: int, state: Path, *, until: float = float("inf"), device: str = "cpu") -> Iterator[dict[str, Any]]:
     """Batches until every subject has `runs` runs or the time `until` (monotonic seconds) is over; subjects take
     turns, so that a sweep that is cut short is even."""
     done = {s: sum(b["runs"] for b in batches) for s, batches in read_state(state).items()}
@@ -126,16 +126,16 @@ def sweep(runs: int, state: Path, *, until: float = float("inf")) -> Iterator[di
             for subject in [s for s in open_ if done.get(s, 0) == fewest]:
                 if time.monotonic() > until:
                     return
-                batch = _batch(subject, done.get(subject, 0), min(BATCH, runs - done.get(subject, 0)))
+                batch = _batch(subject, done.get(subject, 0), min(BATCH, runs - done.get(subject, 0)), device)
                 done[subject] = done.get(subject, 0) + batch["runs"]
                 file.write(json.dumps(batch) + "\n")
                 file.flush()
                 yield batch
 
 
-def _batch(subject: Subject, first: int, count: int) -> dict[str, Any]:
+def _batch(subject: Subject, first: int, count: int, device: str) -> dict[str, Any]:
     begin = time.monotonic()
-    found = [one(subject, seed) for seed in range(first, first + count)]
+    found = [one(subject, seed, device=device) for seed in range(first, first + count)]
     return {
         "operator": subject.operator,
         "form": subject.form,
@@ -164,9 +164,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=1000, help="runs per operator and form")
     parser.add_argument("--state", type=Path, default=Path("reports/benign.jsonl"), help="the file to go on from")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time; call again to go on")
+    parser.add_argument(
+        "--device", default="cpu", help="where operators and judge run; a state file of its own for each"
+    )
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    for batch in sweep(given.runs, given.state, until=time.monotonic() + given.seconds):
+    until = time.monotonic() + given.seconds
+    for batch in sweep(given.runs, given.state, until=until, device=given.device):
         for alarm in batch["alarms"]:
             print("alarm:", batch["operator"], batch["form"], *alarm, flush=True)
     print(table(given.state))
