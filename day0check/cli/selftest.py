@@ -36,6 +36,7 @@ def selftest(
     from day0check.cli.resolve import check_device
     from day0check.faults.catalogue import select
     from day0check.gate import write_text
+    from day0check.report.selftest import selftest_page
     from day0check.selftest import Outcome, counts, exit_code, run
     from day0check.types import to_json
 
@@ -54,6 +55,7 @@ def selftest(
     table = {"counts": counts(outcomes), "seconds": round(seconds, 1), "entries": [to_json(o) for o in outcomes]}
     text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
     write_text(folder / "selftest.json", text)
+    write_text(folder / "selftest.html", selftest_page(table))
     if as_json:
         click.echo(text, nl=False)
     else:
