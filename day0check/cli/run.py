@@ -48,7 +48,13 @@ class Wish:
 @click.option("--ops", metavar="FILE.py", help="Operators that replace those of the backend.")
 @click.option("--fault", metavar="ID", help="Lay this known fault over the backend, on its own model and case.")
 @click.option("--device", default="cpu", show_default=True, help="Where the candidate runs, as torch names it.")
-@click.option("--profile", default="bf16", show_default=True, help="The precision that the candidate claims.")
+@click.option(
+    "--profile",
+    default="bf16",
+    show_default=True,
+    metavar="NAME|FILE.toml",
+    help="The precision that the candidate claims.",
+)
 @click.option("--stage", metavar="smoke|t-minus|t0|t1", help="Which cases; t0 when no CASE is given.")
 @click.option("--baseline", metavar="NAME", help="Compare with this recorded baseline, too.")
 @click.option("--baselines", type=click.Path(path_type=Path), default="baselines", show_default=True, metavar="DIR")

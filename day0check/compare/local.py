@@ -217,7 +217,7 @@ class Judge(Observer):
         draw = self._draw(tally, calls[0].order)
         judged = judge_compute(replay, results, self.profile, seed=draw, keep=keep, thorough=tally.thorough)
         failed, at = not all(j.passed for j in judged), (tally.operator, tally.phase)
-        if tally.thorough or (failed and at not in self._explained):
+        if tally.failed_at is None and (tally.thorough or (failed and at not in self._explained)):
             self._explained |= {at} if failed else set()
             return beside_other_forms(judged, replay, results, self.profile, seed=draw, keep=keep)
         return judged

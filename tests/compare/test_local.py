@@ -305,3 +305,32 @@ def test_a_result_without_rows_is_of_the_request_that_all_rows_belong_to(owners,
         at("splice.positions", ids, media_pad=9, first=0)
     recorder.end_case()
     assert (measures[-1].passed, measures[-1].request, measures[-1].position) == (False, request_id, None)
+
+
+def test_parameters_are_estimated_on_a_sample_of_layers_and_forms_tried_once():
+    """Catches a judged pass that pays for every direction in every layer, and a failure explained a hundred times."""
+    d = Draw(7, torch.bfloat16)
+    weights = {"gate": d.weight(96, 64), "up": d.weight(96, 64), "down": d.weight(64, 96)}
+    eager = CONTRACTS["norm.rms"].function()
+
+    def twice_rounded(x, *, weight, eps):
+        return (eager(x, weight=None, eps=eps).float() * weight.float()).bfloat16()
+
+    table = {"mlp.dense": CONTRACTS["mlp.dense"].function(), "norm.rms": twice_rounded}
+    measures = []
+    recorder = Recorder([Judge(PROFILES["bf16"], measures.append)])
+    caller = Caller(Operators(table), recorder)
+    with recorder.step("prefill", RowMap(("a",), (0,) * 40, tuple(range(40))), 0):
+        for layer in range(7):
+            at = caller.at(f"layers.{layer:02}")
+            at("norm.rms", d.act(40, 64), weight=d.norm_weight(64), eps=1e-5, site="input")
+            at("mlp.dense", d.act(40, 64), **weights, activation="silu")
+    recorder.end_case()
+    last = {m.tap: m for m in measures}
+    mlps = [last[f"layers.{n:02}.mlp.dense"] for n in range(7)]
+    assert all(m.passed and "slope" in m.limits for m in mlps)
+    assert [n for n, m in enumerate(mlps) if "direction_gate" in m.limits] == [0, 3, 6]
+    norms = [last[f"layers.{n:02}.norm.rms.input"] for n in range(7)]
+    assert not any(m.passed for m in norms)
+    assert "consistent with the looser form 'cast_first' of profile eager-bf16" in norms[0].message
+    assert "consistent" not in norms[1].message
