@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from day0check.checks.endpoint_answer import answered, found
 from day0check.checks.endpoint_compare import DELTA_LIMITS, OTHER_DELTA, Difference, difference, full_text
+from day0check.checks.endpoint_wire import differing_streams
 from day0check.checks.evidence import Answer
 from day0check.load.observed import Observed
 from day0check.load.records import Exchange
@@ -33,12 +34,15 @@ class Row:
 def rows(observed: Observed) -> tuple[Row, ...]:
     """The interference table: every answer beside others whose prompt was answered alone, twice."""
     alone, again = observed.under("alone"), observed.under("again")
+    streams_differ = bool(differing_streams(observed)[0])
     table = []
     for key, exchange in observed.under("together").items():
         prompt = key.partition("/")[2]
         one, two = alone.get(prompt), again.get(prompt)
         if one is None or two is None or not (one.good and two.good and exchange.good):
             continue
+        if exchange.reply.streamed and streams_differ:
+            continue  # the check of the wire says so; others in flight are not to blame
         repeat, beside = difference(one.answer, two.answer), difference(one.answer, exchange.answer)
         table.append(Row(prompt, exchange.label, repeat, beside))
     return tuple(table)

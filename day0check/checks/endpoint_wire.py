@@ -15,23 +15,10 @@ NAME = "endpoint.wire"
 
 def judge(observed: Observed) -> Answer:
     """Only prompts whose whole answer repeats itself can show that a stream differs."""
-    whole, stream = observed.under("whole"), observed.under("stream")
-    differing, unrepeated, finishes, compared = [], [], [], 0
-    for key, one in whole.items():
-        again = observed.get(f"whole_again/{key}")
-        two = stream.get(key)
-        if not one.good or again is None or not again.good:
-            continue
-        if difference(one.answer, again.answer).text_at is not None:
-            unrepeated.append((one, again))
-            continue
-        if two is None or not two.good:
-            continue
-        compared += 1
-        if full_text(one.answer) != full_text(two.answer):
-            differing.append((one, two))
-        elif one.answer.finish != two.answer.finish:
-            finishes.append((one, two))
+    differing, steady = differing_streams(observed)
+    finishes = [(a, b) for a, b in steady if (a, b) not in differing and a.answer.finish != b.answer.finish]
+    unrepeated = [(a, b) for a, b in _repeated(observed) if difference(a.answer, b.answer).text_at is not None]
+    compared = len(steady)
     findings = [
         *_streams(differing, compared),
         *_finish(finishes),
@@ -40,6 +27,26 @@ def judge(observed: Observed) -> Answer:
     ]
     not_run = "" if compared or unrepeated else "no prompt was answered both ways"
     return answered(NAME, findings, f"{compared} prompts: streamed and whole answers are one", not_run=not_run)
+
+
+Pairs = list[tuple[Exchange, Exchange]]
+
+
+def differing_streams(observed: Observed) -> tuple[Pairs, Pairs]:
+    """(whole, streamed) of the prompts whose two texts differ, and of all prompts whose whole answer repeats itself."""
+    stream = observed.under("stream")
+    steady = []
+    for one, again in _repeated(observed):
+        two = stream.get(one.label.partition("/")[2])
+        if two is not None and two.good and difference(one.answer, again.answer).text_at is None:
+            steady.append((one, two))
+    return [(a, b) for a, b in steady if full_text(a.answer) != full_text(b.answer)], steady
+
+
+def _repeated(observed: Observed) -> Pairs:
+    """Whole answers and their repeats, where both came."""
+    again = observed.under("whole_again")
+    return [(e, again[k]) for k, e in observed.under("whole").items() if e.good and k in again and again[k].good]
 
 
 def _streams(pairs: list[tuple[Exchange, Exchange]], compared: int) -> list[Finding]:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -53,6 +53,22 @@ def target_of(url: str, api_key: str | None = None) -> Target:
     return Target(url.strip().rstrip("/").removesuffix("/v1").rstrip("/"), api_key)
 
 
+@dataclass
+class _Seen:
+    """What one attempt has seen so far; `reused`: it went out on a connection that was open before."""
+
+    status: int = 0
+    streamed: bool = False
+    reused: bool = False
+    fault: Fault = ""
+    detail: str = ""
+    reads: list[tuple[int, bytes]] = field(default_factory=list)
+
+
+async def _tell_reuse(session: aiohttp.ClientSession, context: Any, parameters: Any) -> None:
+    context.trace_request_ctx.reused = True
+
+
 class Client:
     """One session with one endpoint. Use as `async with Client(target) as client`."""
 
@@ -60,23 +76,30 @@ class Client:
         self.target, self.limits = target, limits
         self.sent = 0
         self._end = time.monotonic() + limits.seconds
-        self._session: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession
+        self._fresh: aiohttp.ClientSession
 
     async def __aenter__(self) -> Client:
-        headers = {"Authorization": f"Bearer {self.target.api_key}"} if self.target.api_key else {}
-        limits = self.limits
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
+        self._session = self._new_session(aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S))
+        self._fresh = self._new_session(aiohttp.TCPConnector(limit=0, force_close=True))
+        return self
+
+    def _new_session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        limits, key = self.limits, self.target.api_key
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_tell_reuse)
+        return aiohttp.ClientSession(
+            connector=connector,
             timeout=aiohttp.ClientTimeout(
                 total=limits.request_s, sock_connect=limits.connect_s, sock_read=limits.stall_s
             ),
-            headers=headers,
-            auto_decompress=True,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            trace_configs=[trace],
         )
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
+        await self._fresh.close()
 
     @property
     def seconds_left(self) -> float:
@@ -117,29 +140,49 @@ class Client:
         if self.sent >= self.limits.requests or self.seconds_left <= 0:
             return Reply(0, scheduled, sent, sent, fault="unsent", detail="the bounds of this run were reached")
         self.sent += 1
-        reads: list[tuple[int, bytes]] = []
-        seen = {"status": 0, "streamed": False}
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        fault, detail = "", ""
-        try:
-            async with self._session.request(
-                method, self.target.base + path, data=body, headers=headers, allow_redirects=False
-            ) as response:
-                seen["status"] = response.status
-                seen["streamed"] = response.content_type == "text/event-stream"
-                fault, detail = await self._read(response, reads, cut_after, streamed=seen["streamed"])
-        except (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError, ValueError) as error:
-            fault, detail = fault_of(error, answering=bool(seen["status"]))
+        seen = _Seen()
+        await self._exchange(self._session, method, path, body, cut_after, seen)
+        if seen.fault == "dropped" and not seen.status and seen.reused:
+            seen = _Seen()  # the server had closed an idle connection: that drops nobody's request
+            await self._exchange(self._fresh, method, path, body, cut_after, seen)
         return Reply(
-            seen["status"],
+            seen.status,
             scheduled,
             sent,
             time.perf_counter_ns(),
-            tuple(reads),
-            fault,
-            detail,
-            bool(seen["streamed"]) and seen["status"] == 200,
+            tuple(seen.reads),
+            seen.fault,
+            seen.detail,
+            seen.streamed and seen.status == 200,
         )
+
+    async def _exchange(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        body: bytes | None,
+        cut_after: int | None,
+        seen: _Seen,
+    ) -> None:
+        """One attempt on the wire, told to `seen`."""
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        try:
+            async with session.request(
+                method,
+                self.target.base + path,
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                trace_request_ctx=seen,
+            ) as response:
+                seen.status = response.status
+                seen.streamed = response.content_type == "text/event-stream"
+                seen.fault, seen.detail = await self._read(response, seen.reads, cut_after, streamed=seen.streamed)
+                if response.status >= 500:
+                    response.close()  # servers close after a fault of their own, often without saying so
+        except (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError, ValueError) as error:
+            seen.fault, seen.detail = fault_of(error, answering=bool(seen.status))
 
     async def _read(
         self, response: aiohttp.ClientResponse, reads: list[tuple[int, bytes]], cut_after: int | None, *, streamed: bool
@@ -187,8 +230,7 @@ def fault_of(error: BaseException, *, answering: bool) -> tuple[Fault, str]:
         return "stalled", "no byte came for too long"
     if isinstance(error, TimeoutError):
         return "late", "the answer was not complete in time"
-    if isinstance(error, (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionError)):
+    gone = (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
+    if isinstance(error, gone):
         return "dropped", "the connection ended inside the answer" if answering else "the connection ended, no answer"
-    if isinstance(error, aiohttp.ClientOSError):
-        return ("dropped" if answering else "refused"), text
     return "garbage", text

@@ -142,3 +142,34 @@ def test_counters_from_prometheus_text() -> None:
     name = "vllm:num_requests_running"
     text = f'# HELP x\n{name}{{engine="0"}} 1.0\n{name}{{engine="1"}} 2\nother 5\nbad{{ 1\n'
     assert parse(text + "vllm:num_requests_waiting NaN?\n") == {"running": 3.0}
+
+
+def test_a_connection_closed_while_idle_drops_no_request() -> None:
+    """Would catch a server blamed for closing a connection after its answer, which it may do without saying so."""
+    accepted: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    peer, _ = listener.accept()
+                except OSError:
+                    return
+                accepted.append(1)
+                with peer:
+                    peer.recv(65536)
+                    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                    peer.recv(65536)  # the second request on this connection is read and never answered
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+
+        async def go() -> list[Exchange]:
+            async with Client(target_of(f"http://127.0.0.1:{listener.getsockname()[1]}"), QUICK) as client:
+                return [await client.ask("x", CHAT, BODY) for _ in range(2)]
+
+        replies = [e.reply for e in asyncio.run(go())]
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
+    assert [(r.status, r.fault) for r in replies] == [(200, ""), (200, "")]
+    assert len(accepted) == 2
