@@ -30,9 +30,13 @@ def stored_as(
     if "padded-a-log" in forms and name.endswith(".A_log"):
         padding = torch.full((max(0, head_width - tensor.numel()),), _PADDING, dtype=tensor.dtype)
         yield name, torch.cat((tensor, padding))
-    elif "block-fp8" in forms and tensor.dim() == 2 and not name.endswith(_HIGH_PRECISION):
+    elif "block-fp8" in forms and _is_coded(name, tensor):
         payload, scales = block_fp8_encode(tensor.float())
         yield name, payload
         yield f"{name}_scale_inv", scales
     else:
         yield name, tensor
+
+
+def _is_coded(name: str, tensor: torch.Tensor) -> bool:
+    return name.endswith(".weight") and tensor.dim() == 2 and not name.endswith(_HIGH_PRECISION)

@@ -1,5 +1,6 @@
 """Forms in which releases store tensors: block FP8 with its scales, a padded A_log, and the presets that have them."""
 
+import copy
 import json
 import math
 import shutil
@@ -149,6 +150,25 @@ def test_tiny_kimi_k3_stores_a_log_padded():
     assert checkpoint.tensor(name).shape == (4,)
     assert float(checkpoint.tensor(name).abs().max()) < 1.0
     assert torch.equal(checkpoint.stored(name)[4:], torch.full((12,), 9.0))
+
+
+@pytest.mark.parametrize("name", ["tiny-glm-5", "tiny-kimi-k2.5", "tiny-glm-5.3"])
+def test_other_families_in_block_fp8(tmp_path, name):
+    """Catches a family whose declaration is refused, or whose renamed experts lose their scales."""
+    chosen = preset(name)
+    files = copy.deepcopy(chosen.json_files)
+    files["config.json"]["quantization_config"] = preset(FP8).json_files["config.json"]["quantization_config"]
+    stored = (
+        pair
+        for tensor_name, tensor in chosen.tensors()
+        for pair in stored_as(tensor_name, tensor, forms=("block-fp8",), head_width=None)
+    )
+    checkpoint = Checkpoint(write_checkpoint(tmp_path / "m", stored, json_files=files))
+    assert (checkpoint.unexpected, checkpoint.unknown_keys) == ((), ())
+    expert = "layers.4.block_sparse_moe.experts.3.w2.weight"
+    assert checkpoint.is_block_fp8(expert)
+    assert checkpoint.tensor(expert).dtype == torch.bfloat16
+    assert not checkpoint.is_block_fp8("layers.4.block_sparse_moe.gate.weight")
 
 
 def test_forms_change_nothing_else():
