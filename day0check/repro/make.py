@@ -115,6 +115,10 @@ def _results(
     replay = Replay(contract, arguments)
     wide = replay.wide(torch.float64)
     right = wide.run() if contract.kind in ("compute", "exact") else replay.run()
+    if [f"result.{i}" for i in range(len(right))] != call["results"]:
+        raise Unavailable(
+            f"it gave {len(call['results'])} results where {len(right)} tensors are due", where=call["tap"]
+        )
     found = []
     for i, (spec, expected) in enumerate(zip(contract.results, right, strict=True)):
         candidate = tensors[f"result.{i}"]
@@ -172,7 +176,7 @@ def _by_row(squares: torch.Tensor) -> torch.Tensor:
 def _rows_to_keep(contract: Contract, arguments: dict[str, Any], results: Sequence[Result]) -> torch.Tensor | None:
     """Rows whose results are wrong, at most KEPT_ROWS; None where rows are not independent, or none stands out."""
     separable = all(r.rows == "rows" for r in results) and all(a.role in _CUT_ROLES for a in contract.args)
-    if not separable or contract.mutates:
+    if not separable or contract.mutates or any(r.candidate.shape != r.expected.shape for r in results):
         return None
     wrong = torch.zeros(len(results[0].candidate), dtype=torch.bool)
     for r in results:

@@ -35,11 +35,17 @@ def reproduce_finding(finding: Finding, plan: runner.RunPlan, folder: Path, fact
     except runner.Interrupted:
         raise
     except Day0Error as error:
-        folder.mkdir(parents=True, exist_ok=True)
-        text = issue_text(finding, None, {}, (), facts, reason=" ".join(str(error).split()))
-        (folder / "issue.md").write_text(text, encoding="utf-8")
-        return False
+        return _without(finding, folder, facts, " ".join(str(error).split()))
+    except Exception as error:  # the call is a candidate's: whatever is odd about it must not cost the verdict
+        return _without(finding, folder, facts, f"the call cannot be repeated: {type(error).__name__}: {error}")
     return True
+
+
+def _without(finding: Finding, folder: Path, facts: Mapping[str, str], reason: str) -> bool:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = issue_text(finding, None, {}, (), facts, reason=reason)
+    (folder / "issue.md").write_text(text, encoding="utf-8")
+    return False
 
 
 def witness_of(finding: Finding) -> dict[str, Any]:

@@ -14,16 +14,17 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from day0check import runner
 from day0check.cli.app import cli
 from day0check.contracts.profiles import PROFILES
 from day0check.errors import Unavailable
 from day0check.probe.recorder import Recorder
 from day0check.probe.rows import RowMap
 from day0check.probe.witness import CALL, TENSORS, Witness
-from day0check.repro import script
+from day0check.repro import make, script
 from day0check.repro.make import make_repro
-from day0check.repro.run import witness_of
-from day0check.types import Finding
+from day0check.repro.run import reproduce_finding, witness_of
+from day0check.types import Finding, RunCase
 
 RIGHT = """
 import torch
@@ -196,6 +197,35 @@ def test_memory_of_the_candidate_and_fused_kernels_are_refused(tmp_path):
         make_repro(tmp_path / "fused", tmp_path / "r", finding("dsa.attention", "t"), PROFILES["bf16"], {})
     with pytest.raises(Unavailable, match="no such call"):
         make_repro(tmp_path / "none", tmp_path / "r", finding("dsa.attention", "t"), PROFILES["bf16"], {})
+
+
+def test_results_of_another_shape_are_shown_and_of_another_number_refused(tmp_path):
+    """Catches a crash of ours at a candidate whose results do not even fit."""
+    x, weight = torch.ones(3, 4).bfloat16(), torch.ones(5, 4).bfloat16()
+    record(tmp_path / "narrow", "mla.latent", lambda x, *, weight: x @ weight[:4].T, x, weight=weight)
+    accused = finding("mla.latent", "layers.03.mla.latent")
+    folder = make_repro(tmp_path / "narrow", tmp_path / "r", accused, PROFILES["bf16"], {})
+    ended = run_script(folder)
+    assert ended.returncode == 1, ended.stderr
+    assert "shape 1 (limit 0)" in ended.stdout
+    record(tmp_path / "two", "mla.latent", lambda x, *, weight: (x @ weight.T, x), x, weight=weight)
+    with pytest.raises(Unavailable, match="2 results where 1"):
+        make_repro(tmp_path / "two", tmp_path / "r2", accused, PROFILES["bf16"], {})
+
+
+def test_a_call_that_cannot_be_repeated_costs_no_verdict(tmp_path, monkeypatch):
+    """Catches an exception of the reference on a candidate's odd arguments that ends the run without its verdict."""
+
+    def odd(*_):
+        raise ValueError("shapes do not fit")
+
+    monkeypatch.setattr(runner, "run", lambda plan: [])
+    monkeypatch.setattr(make, "make_repro", odd)
+    case = RunCase("c", ())
+    plan = runner.RunPlan(cases=(case,), out=tmp_path / "out")
+    accused = finding("mla.latent", "layers.03.mla.latent")
+    assert reproduce_finding(accused, plan, tmp_path / "r", {}) is False
+    assert "ValueError: shapes do not fit" in (tmp_path / "r" / "issue.md").read_text()
 
 
 def test_a_run_leaves_a_reproducer_that_tells_right_from_wrong(tmp_path):
