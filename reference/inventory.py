@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from reference.errors import CheckpointError
 from reference.families import read_config_and_rest
 from reference.families.parts import is_block_fp8
 from reference.formats import E8M0_NAN
+from reference.names import canonical_name
 from reference.weights import INDEX, SINGLE, read_header, read_json
 
 Header = dict[str, tuple[str, tuple[int, ...]]]  # stored name -> dtype as safetensors spells it, shape
@@ -44,6 +46,12 @@ class Inventory:
         """Files that the index names."""
         return frozenset(self.index.values())
 
+    @cached_property
+    def canonical(self) -> dict[str, str]:
+        """Stored name -> canonical name of every tensor of the index, sorted."""
+        return {stored: canonical_name(stored) for stored in sorted(self.index)}
+
+    @cached_property
     def sound(self) -> dict[str, tuple[str, str, tuple[int, ...]]]:
         """Stored name -> (file, dtype, shape) of every tensor that lies where the index puts it."""
         return {
@@ -52,9 +60,10 @@ class Inventory:
             if stored in self.headers.get(file, {})
         }
 
+    @property
     def lost(self) -> frozenset[str]:
-        """Stored names whose file is missing or damaged."""
-        return frozenset(s for s, file in self.index.items() if file in self.missing or file in self.damaged)
+        """Canonical names that the index lists and that do not lie where it puts them."""
+        return frozenset(name for stored, name in self.canonical.items() if stored not in self.sound)
 
 
 def take_inventory(model_dir: str | Path) -> Inventory:
@@ -109,7 +118,7 @@ def broken_scales(inventory: Inventory, stored: set[str]) -> Iterator[tuple[str,
     """(stored name, file, what) of every tensor of scales among `stored` with a value that is no scale: E8M0 byte 255
     (NaN), or a float that is not finite and above zero. Reads those tensors, one at a time."""
     by_file: dict[str, list[str]] = {}
-    for name, (file, _, _) in inventory.sound().items():
+    for name, (file, _, _) in inventory.sound.items():
         if name in stored:
             by_file.setdefault(file, []).append(name)
     for file, names in sorted(by_file.items()):

@@ -109,8 +109,7 @@ def _names(inventory: Inventory) -> Iterator[Fault]:
             what = f"{stored} lies in {file} and the index does not name it: whoever follows the index leaves it out"
             yield Fault("not in the index", stored, what, (file,))
     first: dict[str, str] = {}
-    for stored in sorted(inventory.index):
-        name = canonical_name(stored)
+    for stored, name in inventory.canonical.items():
         other = first.setdefault(name, stored)
         if other != stored:
             files = (inventory.index[other], inventory.index[stored])
@@ -129,10 +128,9 @@ def _head(inventory: Inventory) -> Iterator[Fault]:
     if text is not None and text is not bool(outer):
         what = f"{told_twice}: software that reads one of them alone {'un' if inventory.config.tied_head else ''}ties"
         yield Fault("tie flags disagree", "lm_head.weight", f"{what} the head", ("config.json",), "warning")
-    names = {canonical_name(stored): stored for stored in inventory.sound()}
+    names = {inventory.canonical[stored]: stored for stored in inventory.sound}
     head, embedding = names.get("lm_head.weight"), names.get("embed_tokens.weight")
-    gone = {canonical_name(stored) for stored in inventory.index} - set(names)  # told already
-    if not inventory.config.tied_head and head is None and "lm_head.weight" not in gone:
+    if not inventory.config.tied_head and head is None and "lm_head.weight" not in inventory.lost:
         what = (
             f"there is no lm_head.weight and the head is not tied ({told_twice}): it would stay as it was initialised"
         )
@@ -150,7 +148,7 @@ def _head(inventory: Inventory) -> Iterator[Fault]:
 def _scales(inventory: Inventory) -> Iterator[Fault]:
     scales = {
         stored
-        for stored, (_, dtype, _) in inventory.sound().items()
+        for stored, (_, dtype, _) in inventory.sound.items()
         if stored.endswith(("weight_scale", "weight_scale_inv")) and dtype in ("U8", "F32")
     }
     for stored, file, what in broken_scales(inventory, scales):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from day0check.audit.fault import Fault
 from reference.inventory import Inventory, declared_quantisation
-from reference.names import canonical_name, stored_name
+from reference.names import stored_name
 from reference.tensors import Stored, expected_tensors
 from reference.weights import BLOCK_FP8, PLAIN, SCALES, block_scales_shape, fits
 
@@ -31,8 +31,8 @@ class Lying:
 def audit_table(inventory: Inventory) -> Iterator[Fault]:
     """Faults of single tensors, then of the quantisation as a whole. Tensors of lost files are not told again."""
     table = expected_tensors(inventory.config)
-    lying = {canonical_name(stored): Lying(stored, *entry) for stored, entry in sorted(inventory.sound().items())}
-    gone = {canonical_name(stored) for stored in inventory.index} - set(lying)
+    lying = {inventory.canonical[stored]: Lying(stored, *entry) for stored, entry in sorted(inventory.sound.items())}
+    gone = inventory.lost - set(lying)
     contrary = tuple(_quantisation(inventory, lying, table, gone))
     yield from contrary
     excused = _excused(contrary, lying, table)
@@ -127,7 +127,7 @@ def _draft_layers(inventory: Inventory) -> int:
 
 
 def _quantisation(
-    inventory: Inventory, lying: dict[str, Lying], table: dict[str, Stored], gone: set[str]
+    inventory: Inventory, lying: dict[str, Lying], table: dict[str, Stored], gone: frozenset[str]
 ) -> Iterator[Fault]:
     """What config.json declares against what is there, where they contradict each other as a whole."""
     declared = declared_quantisation(inventory.config_json)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 WHOLE_BYTES = 256 << 20  # checkpoints up to this size are hashed whole
 _SAMPLE_BYTES = 1 << 20
+_HEADER_BYTES = 100_000_000  # the format's own limit; a damaged file may claim any length
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def content_digest(directory: Path) -> str:
                 while block := stream.read(1 << 22):
                     digest.update(block)
             else:
-                header = 8 + int.from_bytes(stream.read(8), "little")
+                header = 8 + min(int.from_bytes(stream.read(8), "little"), _HEADER_BYTES)
                 stream.seek(0)
                 digest.update(stream.read(max(header, _SAMPLE_BYTES)))
                 stream.seek(max(size - _SAMPLE_BYTES, 0))

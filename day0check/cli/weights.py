@@ -42,13 +42,18 @@ def audited(directory: Path, model: str, waivers: Path | None) -> Verdict:
     from day0check.audit import inspect
     from day0check.checks.weights import NAME, judge_audit
     from day0check.cli.assemble import moment
+    from day0check.cli.resolve import content_digest
 
     allowed, file = waivers_of(waivers, on=today())
     begin, started = time.monotonic(), moment()
     found = inspect(directory)
     answer = judge_audit(found.findings, tensors=found.tensors, files=found.files)
     scene = gate.Scene(
-        model={"name": model if not Path(model).is_dir() else directory.name, "tensors": found.tensors},
+        model={
+            "name": directory.name if Path(model).is_dir() else model,
+            "digest": content_digest(directory),
+            "tensors": found.tensors,
+        },
         profile="",
         cases=(),
         expected=(("", NAME),),
