@@ -109,7 +109,8 @@ async def serve(service: Service, options: ListenOptions, *, tell: Callable[[str
                 tell(_ready_line(service.engine))
             await _while_alive(service.engine, stop)
             service.draining = True
-            tell(f"stopping: {service.engine.open_requests()} answers on their way")
+            if service.engine.state.phase != "dead":
+                tell(f"stopping: {service.engine.open_requests()} answers on their way")
             await drain(service.engine, options.drain_seconds, again)
             await asyncio.to_thread(service.engine.stop, 10.0)
             await asyncio.sleep(POLL_SECONDS)  # the last events on their way to their clients
