@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test test-slow benign lint clean
+.PHONY: run test test-slow benign selftest families upstream lint clean
 run: $(STAMP)            ## the main job: the embedded reference beside the embedded accelerated path
 	$(BIN)/day0check run
 
@@ -18,6 +18,15 @@ test-slow: $(STAMP)      ## the proofs that take minutes
 
 benign: $(STAMP)         ## how often healthy operators raise an alarm: 1,000 runs of each, goes on where it was stopped
 	$(BIN)/python tests/compare/benign_sweep.py --runs $(or $(RUNS),1000) --state reports/benign.jsonl
+
+selftest: $(STAMP)       ## every known fault and legal variant through the main job
+	$(BIN)/day0check selftest --jobs 2
+
+families: $(STAMP)       ## stage t0 of every model family
+	$(BIN)/python -m pytest tests/faults/test_families.py -m slow
+
+upstream: $(STAMP)       ## the table of reference errors against transformers, as Markdown
+	$(BIN)/python tests/reference/upstream
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
