@@ -105,7 +105,7 @@ def _holders(inventory: Inventory) -> dict[str, tuple[str, ...]]:
 
 def _names(inventory: Inventory) -> Iterator[Fault]:
     for file in sorted(inventory.listed & set(inventory.headers)):
-        for stored in sorted(set(inventory.headers[file]) - set(inventory.index)):
+        for stored in sorted(inventory.headers[file].keys() - inventory.index.keys()):
             what = f"{stored} lies in {file} and the index does not name it: whoever follows the index leaves it out"
             yield Fault("not in the index", stored, what, (file,))
     first: dict[str, str] = {}

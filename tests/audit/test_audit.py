@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+import time
 
 import pytest
 import torch
@@ -370,3 +371,14 @@ def test_any_tensor_left_out_or_renamed_is_named(plain, data):
         file.write_bytes(whole)
         plain.index = index
         plain.write_index()
+
+
+def test_the_audit_of_tiny_is_quick():
+    """Catches an audit that reads weights, or that walks its table again for every tensor. The best of three, in time
+    of this process: other work on the machine does not count."""
+    seconds = []
+    for _ in range(3):
+        begin = time.process_time()
+        audit(preset_dir("tiny"))
+        seconds.append(time.process_time() - begin)
+    assert min(seconds) < 1.0
