@@ -30,6 +30,13 @@ def mlp(seed, factor=1.0):
     return replay, candidate
 
 
+def dense(d, rows=80):
+    keys = d.act(1, 64, 1, 48)
+    arguments = {"q": d.act(rows, 4, 48), "keys": keys, "values": keys[..., :32].contiguous(), "scale": 0.15}
+    arguments |= {"owner": torch.zeros(rows, dtype=torch.int64), "visible": torch.full((rows,), 60)}
+    return Replay(CONTRACTS["mla.attention"], arguments)
+
+
 def test_a_failure_that_a_looser_form_explains_says_so_and_stays_a_failure():
     """Catches a looser profile that is granted in silence, and a hint that is not given."""
     d = Draw(1, torch.bfloat16)
@@ -44,14 +51,20 @@ def test_a_failure_that_a_looser_form_explains_says_so_and_stays_a_failure():
     assert "consistent" not in wrong.message
 
 
+def test_a_wrong_parameter_is_not_excused_by_a_looser_form():
+    """Catches a hint that a wide claim would hold where the whole error is one parameter, small against wide noise."""
+    for seed in range(3):
+        replay = dense(Draw(seed, torch.bfloat16), rows=16)
+        low = replay.wide(torch.float32).changed(scale=replay.arguments["scale"] * 1.002)
+        wrong = told(replay, low.run(Rounder(BF16.points_of("mla.attention"), leave=("out",)))[0].bfloat16(), BF16)
+        assert wrong.pattern == "wrong softmax scale"
+        assert "consistent" not in wrong.message
+
+
 def test_slack_is_told_and_a_claim_that_is_used_is_not():
     """Catches silence about a claim under which a fault of half its size passes."""
     for seed in range(3):
-        d = Draw(seed, torch.bfloat16)
-        keys = d.act(1, 64, 1, 48)
-        arguments = {"q": d.act(80, 4, 48), "keys": keys, "values": keys[..., :32].contiguous(), "scale": 0.15}
-        arguments |= {"owner": torch.zeros(80, dtype=torch.int64), "visible": torch.full((80,), 60)}
-        replay = Replay(CONTRACTS["mla.attention"], arguments)
+        replay = dense(Draw(seed, torch.bfloat16))
         loose = with_form(BF16, CONTRACTS["mla.attention"], "eager")
         y = replay.wide(torch.float32).run()[0].bfloat16()
         assert "consistent with the tighter form 'float32_p'" in told(replay, y, loose).message
