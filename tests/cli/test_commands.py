@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -40,18 +39,12 @@ def heavy(done: subprocess.CompletedProcess[str]) -> set[str]:
     return set(done.stderr.splitlines()[-1].removeprefix("heavy:").split())
 
 
-def test_help_is_quick_and_light(tmp_path: Path) -> None:
-    """Would catch a heavy import on the way to --help. The best of five: other work on the machine does not count."""
+def test_help_is_light_and_names_every_command(tmp_path: Path) -> None:
+    """Would catch a heavy import on the way to --help; its time is held in tests/faults/test_first_second.py."""
     done = fresh("--help", cwd=tmp_path)
     assert done.returncode == 0
     assert heavy(done) == set()
     assert all(name in done.stdout for name in COMMANDS)
-    seconds = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "day0check.cli", "--help"], cwd=tmp_path, capture_output=True, check=True)
-        seconds.append(time.perf_counter() - begin)
-    assert min(seconds) <= 0.3
 
 
 @pytest.mark.parametrize("name", COMMANDS)
