@@ -1,4 +1,4 @@
-"""Guards the operators table: an operator that is judged weakly is listed as such, and what a judgement advises is told."""
+"""Guards the operators table: a weakly judged operator is listed as such, and what a judgement advises is told."""
 
 from day0check.types import Measure
 from day0check.verdict_rows import operator_rows

@@ -1,4 +1,4 @@
-"""What a contract says: arguments, kind, reference function, legal forms, rounding points, hard inputs, cost, tie rule."""
+"""What a contract says: arguments, kind, reference function, forms, rounding points, hard inputs, cost, tie rule."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Arg:
 
 @dataclass(frozen=True)
 class Result:
-    """One result. `rows` says what a row of it is: "rows" (as the first argument), "pairs", "batch", "patches" or ""."""
+    """One result. `rows` says what its row is: "rows" (as the first argument), "pairs", "batch", "patches" or ""."""
 
     name: str
     shape: str
@@ -69,9 +69,9 @@ class Cost:
 class Contract:
     """What an operator promises. The first argument is positional, all others are keywords.
 
-    `reference`: "module:function" in `reference/`; it takes the same arguments plus `round=` when `points` is not empty.
+    `reference`: "module:function" in `reference/`; it takes the same arguments, and `round=` when there are `points`.
     `points`: named rounding points in order of execution; the last, "out", is the rounding of the result.
-    `mutates`: arguments written in place; `after` names the function in `reference/` that reads back what must be there.
+    `mutates`: arguments written in place; `after` names the function in `reference/` that reads back what is there.
     `directions`: the parameters whose relative error is estimated from the error of the result.
     `net`: the result travels to the propagated comparison. `hard_inputs`: names in `hard_inputs.py`.
     """

@@ -11,7 +11,7 @@ CONTRACTS = (
     Contract(
         "kda.conv",
         "compute",
-        "causal depthwise convolution over [state | rows] of each request, then SiLU; the new state is the last W-1 raw rows",
+        "causal depthwise convolution over [state | rows] of each request, then SiLU; new state: the last W-1 raw rows",
         (rows("x", "rows C"), shared("weight", "C W", "float32"), batch("state", "batch W-1 C"), OFFSETS),
         (Result("y", "rows C"), Result("new_state", "batch W-1 C", rows="batch")),
         "reference.kda:conv",

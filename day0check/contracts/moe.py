@@ -55,7 +55,7 @@ CONTRACTS = (
     Contract(
         "moe.experts",
         "compute",
-        "act(x w1^T, x w3^T) w2^T of each expert on its own pairs; an FP8 weight is payload times scale per 128 columns",
+        "act(x w1^T, x w3^T) w2^T of each expert on its own pairs; an FP8 weight is payload x scale per 128 columns",
         (
             rows("x", "pairs L"),
             OFFSETS,

@@ -1,14 +1,14 @@
 """Output: V vocabulary."""
 
-from day0check.contracts.contract import Contract, Result, linear, rows, static
+from day0check.contracts.contract import Contract, Result, linear, rows
 
 CONTRACTS = (
     linear("head.logits", "logits, float32", dtype="float32", net=True),
     Contract(
         "sample.token",
         "choose",
-        "temperature 0: the largest logit, the lowest id among equal ones; otherwise a draw from softmax(logits/temperature) "
-        "by inverse transform of a counter-based uniform number of (seed, position)",
+        "temperature 0: the largest logit, the lowest id among equal ones; otherwise a draw from "
+        "softmax(logits/temperature) by inverse transform of a counter-based uniform number of (seed, position)",
         (
             rows("logits", "rows V", "float32"),
             rows("temperature", "rows", "float32"),

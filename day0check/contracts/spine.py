@@ -23,7 +23,7 @@ CONTRACTS = (
     Contract(
         "splice.positions",
         "exact",
-        "rows of this chunk that hold a media pad, and which image feature belongs to each (the n-th pad takes the n-th)",
+        "rows of this chunk that hold a media pad, and the image feature of each (the n-th pad takes the n-th)",
         (rows("ids", "rows", "int64"), static("media_pad"), static("first")),
         (Result("at", "m", "int64", rows=""), Result("feature", "m", "int64", rows="")),
         "reference.vision:splice_positions",

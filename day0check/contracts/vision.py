@@ -1,4 +1,4 @@
-"""Vision tower: patches (rows) of all images of a request; grids = ((t, h, w), ...) in patches; Dv hidden, d head dim."""
+"""Vision tower: patches of all images of a request; grids = ((t, h, w), ...) in patches; Dv hidden, d head dim."""
 
 from day0check.contracts.contract import OFFSETS, Contract, Direction, Form, Result, linear, rows, shared, static
 
@@ -6,7 +6,7 @@ CONTRACTS = (
     Contract(
         "image.preprocess",
         "compute",
-        "bicubic resize within the limits, zero-byte padding to whole merge groups, (x/255 - mean)/std, patches row-major",
+        "bicubic resize within the limits, zero-byte padding to merge groups, (x/255 - mean)/std, patches row-major",
         (
             shared("image", "height width channels", "uint8"),
             static("patch"),
@@ -78,7 +78,7 @@ CONTRACTS = (
     Contract(
         "vision.merge",
         "move",
-        "groups of merge x merge neighbouring patches joined, groups row-major, inside a group (kh, kw); mean over frames",
+        "merge x merge neighbouring patches joined, groups row-major, inside a group (kh, kw); mean over frames",
         (rows("x", "patches Dv"), static("grids"), static("merge")),
         (Result("y", "tokens Dv*merge*merge", rows=""),),
         "reference.vision:merge_patches",

@@ -1,4 +1,4 @@
-"""Row maps: which request and position each row of a tap belongs to, so that batch, chunk and shard orders never matter."""
+"""Row maps: the request and position of each row of a tap, so that batch, chunk and shard orders never matter."""
 
 from __future__ import annotations
 
