@@ -115,13 +115,16 @@ def read_state(path: Path) -> dict[Subject, list[dict[str, Any]]]:
     return found
 
 
-def sweep(runs: int, state: Path, *, until: float = float("inf"), device: str = "cpu") -> Iterator[dict[str, Any]]:
+def sweep(
+    runs: int, state: Path, *, until: float = float("inf"), device: str = "cpu", part: tuple[int, int] = (0, 1)
+) -> Iterator[dict[str, Any]]:
     """Batches until every subject has `runs` runs or the time `until` (monotonic seconds) is over; subjects take
-    turns, so that a sweep that is cut short is even."""
+    turns, so that a sweep that is cut short is even. `part` (i, n): only the subjects i, i + n, ..."""
+    own = subjects()[part[0] :: part[1]]
     done = {s: sum(b["runs"] for b in batches) for s, batches in read_state(state).items()}
     state.parent.mkdir(parents=True, exist_ok=True)
     with state.open("a") as file:
-        while open_ := [s for s in subjects() if done.get(s, 0) < runs]:
+        while open_ := [s for s in own if done.get(s, 0) < runs]:
             fewest = min(done.get(s, 0) for s in open_)
             for subject in [s for s in open_ if done.get(s, 0) == fewest]:
                 if time.monotonic() > until:
@@ -167,16 +170,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--device", default="cpu", help="where operators and judge run; a state file of its own for each"
     )
+    parser.add_argument(
+        "--part", default="0/1", help="i/n: every n-th operator from i on, for n processes side by side"
+    )
     given = parser.parse_args(arguments)
+    number, of = (int(n) for n in given.part.split("/"))
     torch.set_num_threads(1)
     until = time.monotonic() + given.seconds
-    for batch in sweep(given.runs, given.state, until=until, device=given.device):
+    for batch in sweep(given.runs, given.state, until=until, device=given.device, part=(number, of)):
         for alarm in batch["alarms"]:
             print("alarm:", batch["operator"], batch["form"], *alarm, flush=True)
     print(table(given.state))
     done = read_state(given.state)
     alarms = sum(len(b["alarms"]) for batches in done.values() for b in batches)
-    complete = all(sum(b["runs"] for b in done.get(s, [])) >= given.runs for s in subjects())
+    own = subjects()[number::of]
+    complete = all(sum(b["runs"] for b in done.get(s, [])) >= given.runs for s in own)
     return 1 if alarms else 0 if complete else 4
 
 
