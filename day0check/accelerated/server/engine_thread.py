@@ -192,8 +192,9 @@ class EngineThread:
             self._live.advance()
         except Exception as error:  # of the model: these requests fail, the rest is tried again
             traceback.print_exc()
+            self.state.error, self.state.phase = error, "failing"  # before anyone hears of it: health is never stale
             self._live.fail_step(f"{type(error).__name__}: {error}")
-            self._probe(error)
+            self._probe()
         else:
             self.state.phase, self.state.error = "ready", None
         finally:
@@ -201,9 +202,8 @@ class EngineThread:
         self.metrics.steps.inc()
         self._book()
 
-    def _probe(self, error: Exception) -> None:
+    def _probe(self) -> None:
         """After a failure: does the engine still answer? Without this, health would be green over a dead device."""
-        self.state.error, self.state.phase = error, "failing"
         if self._live.busy:
             return
         try:
