@@ -214,6 +214,10 @@ def test_nothing_and_old_runs_are_refused(tmp_path):
 
 
 SCRIPT = """
+import signal
+
+# a shell that starts us in the background has Ctrl-C ignored, and a child inherits that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
