@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ CLOSE = 1e-6  # relative: a setting may have been through float32
 _NAMED = 3
 
 STRANGER = "operator that the layer does not have"
+CHOOSES = "choice that the layer does not make"
 
 Truth = dict[str, Recorded]
 
@@ -45,8 +47,9 @@ def compare_parameters(model: Any, profile: str, recorded: Iterable[Recorded]) -
 
     `model`: a checkpoint directory, or a `reference.weights.Checkpoint`.
     What differs is `pattern` "other setting: NAME" or "other weight: NAME", or STRANGER: an operator that the layer
-    does not have, with weights that are not of the layer. Any other tap that the reference does not have is not
-    judged. Raises what reading the checkpoint raises.
+    does not have, with weights that are not of the layer; or CHOOSES, when the layer chooses where the model's does
+    not: then the operators that only feed this choice are told with it. Any other tap that the reference does not have
+    is not judged. Raises what reading the checkpoint raises.
     """
     recorded = tuple(recorded)
     is_directory = isinstance(model, (str, Path))
@@ -58,7 +61,7 @@ def compare_parameters(model: Any, profile: str, recorded: Iterable[Recorded]) -
         found.setdefault((r.tap, r.phase), []).append(
             _Comparison(r, truth.get(r.tap), source, rounds, stranger=_is_stranger(r, truth))
         )
-    measures = [measure for comparisons in found.values() for measure in _joined(comparisons)]
+    measures = _with_their_choice([measure for comparisons in found.values() for measure in _joined(comparisons)])
     return sorted(measures, key=lambda m: (m.order, m.tap, m.phase))
 
 
@@ -145,16 +148,42 @@ class _Source:
 
 
 def _is_stranger(recorded: Recorded, truth: Truth) -> bool:
-    """Whether a decoder layer runs an operator with weights where the model has neither the operator nor the weights.
+    """Whether a decoder layer chooses, or runs an operator with weights, where the model has neither the operator nor
+    the weights.
 
     Another form of what the layer has is none: it works with the weights of the layer.
     """
-    if recorded.layer is None or recorded.tap in truth or not recorded.weights or recorded.operator in BY_EXPERT:
+    if recorded.layer is None or recorded.tap in truth or recorded.operator in BY_EXPERT:
+        return False
+    if not recorded.weights and not _chooses(recorded.operator):
         return False
     layer = [r for tap, r in truth.items() if tap.startswith(f"layers.{recorded.layer:02d}.")]
     known = {weight.digest for r in layer for weight in r.weights.values()}
     ours = {weight.digest for weight in recorded.weights.values()}
     return bool(layer) and recorded.operator not in {r.operator for r in layer} and not known & ours
+
+
+def _chooses(operator: str) -> bool:
+    return CONTRACTS[operator].kind == "choose"
+
+
+def _with_their_choice(measures: list[Measure]) -> list[Measure]:
+    """A choice that a layer does not make takes the blame for the strange operators of its phase and layer, which run
+    for its sake alone: they are named in its message, and its `order` is that of the first of them."""
+    choices = {(m.layer, m.phase): m for m in measures if m.pattern == CHOOSES}
+    parts = {key: [m for m in measures if m.pattern == STRANGER and (m.layer, m.phase) == key] for key in choices}
+    kept = []
+    for m in measures:
+        own = parts.get((m.layer, m.phase), [])
+        if m in own:
+            continue
+        if own and m.pattern == CHOOSES:
+            fed = ", ".join(p.operator for p in sorted(own, key=lambda p: p.order))
+            count = m.statistics | {"different": m.statistics["different"] + len(own)}
+            order = min(m.order, *(p.order for p in own))
+            m = replace(m, order=order, statistics=count, message=f"{m.message}; what feeds it: {fed}")
+        kept.append(m)
+    return kept
 
 
 class _Comparison:
@@ -175,7 +204,10 @@ class _Comparison:
                 self._experts(part, {part: "value"})
         turns_nothing = recorded.operator == "rope.apply" and recorded.settings.get("layout") == "none"
         self.unknown = true is None and not turns_nothing
-        if stranger:
+        if stranger and _chooses(recorded.operator):
+            text = f"layer {recorded.layer} makes a choice of its own, and the model makes no {recorded.operator} there"
+            self.wrong.append((CHOOSES, text))
+        elif stranger:
             text = (
                 f"layer {recorded.layer} of the model has no {recorded.operator}, and its weights are not of this layer"
             )

@@ -14,7 +14,7 @@ from day0check.accelerated import layers
 from day0check.accelerated.engine import Engine
 from day0check.backends.accelerated import Accelerated
 from day0check.backends.reference import Reference
-from day0check.compare.checkpoint_parameters import STRANGER, compare_parameters, same_setting
+from day0check.compare.checkpoint_parameters import CHOOSES, STRANGER, compare_parameters, same_setting
 from day0check.compare.parameters import NOT_COMPARED, KnownWeights, ParametersRecorder, Recorded, settings_of
 from day0check.compare.weight_digest import part_digests, value_digest
 from day0check.contracts import CONTRACTS
@@ -107,6 +107,25 @@ def test_an_operator_that_the_layer_does_not_have_is_named():
     own = dataclasses.replace(norm, tap="layers.00.mla.latent", operator="mla.latent")
     (measure,) = compare_parameters(DIRECTORY, "bf16", [own])
     assert measure.not_judged == "the reference makes no call of this name"
+
+
+def test_a_choice_that_the_layer_does_not_make_takes_the_blame_for_what_feeds_it():
+    """Catches blame on the projection that feeds a selection where the model has no selection at all, and blame taken
+    from strange operators of another phase or layer."""
+    made = {r.operator: r for r in recorded(loaded()) if r.tap.startswith("layers.03.dsa.") and r.phase == "prefill"}
+
+    def moved(operator, *, layer, phase):
+        tap = f"layers.{layer:02d}.{operator}"
+        return dataclasses.replace(made[operator], tap=tap, layer=layer, phase=phase)
+
+    chain = [moved(o, layer=5, phase="prefill") for o in ("dsa.index_query", "dsa.index_weights", "dsa.select")]
+    apart = moved("dsa.index_query", layer=5, phase="decode")
+    choice, decode = compare_parameters(DIRECTORY, "bf16", [*chain, apart])
+    assert (choice.operator, choice.layer, choice.phase, choice.pattern) == ("dsa.select", 5, "prefill", CHOOSES)
+    assert choice.order == chain[0].order < chain[-1].order
+    assert choice.message.endswith("what feeds it: dsa.index_query, dsa.index_weights")
+    assert choice.statistics["different"] == 3
+    assert (decode.operator, decode.phase, decode.pattern) == ("dsa.index_query", "decode", STRANGER)
 
 
 def test_another_eps_in_one_norm_is_named(monkeypatch):
