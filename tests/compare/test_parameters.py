@@ -119,7 +119,7 @@ def test_a_choice_that_the_layer_does_not_make_takes_the_blame_for_what_feeds_it
         return dataclasses.replace(made[operator], tap=tap, layer=layer, phase=phase)
 
     chain = [moved(o, layer=5, phase="prefill") for o in ("dsa.index_query", "dsa.index_weights", "dsa.select")]
-    apart = moved("dsa.index_query", layer=5, phase="decode")
+    apart = dataclasses.replace(moved("dsa.index_query", layer=5, phase="decode"), order=10**6)
     choice, decode = compare_parameters(DIRECTORY, "bf16", [*chain, apart])
     assert (choice.operator, choice.layer, choice.phase, choice.pattern) == ("dsa.select", 5, "prefill", CHOOSES)
     assert choice.order == chain[0].order < chain[-1].order
