@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -127,11 +128,19 @@ class Model:
     vision: MoonVit | GlmTower | None
 
 
-class _Reader:
-    """Reads tensors by canonical name: bfloat16 ones become the activation type, everything else stays as stored."""
+class Reader:
+    """Reads tensors by canonical name: bfloat16 ones become the activation type, everything else stays as stored.
+
+    `config`: that of the checkpoint; a reader that gives each rank its part says how many heads these are.
+    """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
         self.checkpoint, self.dtype, self.device = checkpoint, dtype, device
+        self.config = checkpoint.config
+
+    def experts(self) -> Sequence[int]:
+        """The experts that a stack holds, in its order."""
+        return range(self.config.moe.experts)
 
     def __call__(self, name: str) -> Tensor:
         stored = self.checkpoint.tensor(name)
@@ -152,7 +161,7 @@ class _Reader:
         return Streams(*(self(f"{place}.{streams}_{part}") for part in ("fn", "base", "scale")))
 
     def stack(self, prefix: str, part: str, config: ModelConfig) -> Stack:
-        names = [f"{prefix}.experts.{e}.{part}.weight" for e in range(config.moe.experts)]
+        names = [f"{prefix}.experts.{e}.{part}.weight" for e in self.experts()]
         if config.moe.packed == "none":
             return Stack(torch.stack([self(name) for name in names]), None)
         scale = torch.stack([self(f"{name}_scale") for name in names])
@@ -166,12 +175,15 @@ class _Reader:
         return Stack(torch.stack([self(f"{name}_packed") for name in names]), scale)
 
 
-def read_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> Model:
-    """All weights of `checkpoint` on `device`, activations' weights in `dtype`.
+def read_model(
+    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, read: Reader | None = None
+) -> Model:
+    """All weights of `checkpoint` on `device`, activations' weights in `dtype`; or what `read` gives of them.
 
     Raises CheckpointError for what cannot be read and InputError for an expert scale that is NaN.
     """
-    read, config = _Reader(checkpoint, dtype, device), checkpoint.config
+    read = Reader(checkpoint, dtype, device) if read is None else read
+    config = read.config
     attnres = config.residual.kind == "attention"
     embed = read("embed_tokens.weight")
     return Model(
@@ -184,7 +196,7 @@ def read_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
     )
 
 
-def _layer(read: _Reader, config: ModelConfig, number: int) -> Layer:
+def _layer(read: Reader, config: ModelConfig, number: int) -> Layer:
     place = f"layers.{number}"
     kind, spine = config.layers[number], config.residual.kind
     return Layer(
@@ -197,7 +209,7 @@ def _layer(read: _Reader, config: ModelConfig, number: int) -> Layer:
     )
 
 
-def _kda(read: _Reader, config: ModelConfig, place: str) -> Kda:
+def _kda(read: Reader, config: ModelConfig, place: str) -> Kda:
     k = config.kda
     gate = ("g",) if k.full_rank_gate else ("g_a", "g_b")
     return Kda(
@@ -212,7 +224,7 @@ def _kda(read: _Reader, config: ModelConfig, place: str) -> Kda:
     )
 
 
-def _mla(read: _Reader, config: ModelConfig, number: int) -> Mla:
+def _mla(read: Reader, config: ModelConfig, number: int) -> Mla:
     m, place = config.mla, f"layers.{number}.self_attn"
     low_rank = m.q_lora is not None
     per_head = read(f"{place}.kv_b_proj.weight").view(m.heads, m.nope + m.v, m.kv_lora)
@@ -230,7 +242,7 @@ def _mla(read: _Reader, config: ModelConfig, number: int) -> Mla:
     )
 
 
-def _index(read: _Reader, config: ModelConfig, place: str) -> Index:
+def _index(read: Reader, config: ModelConfig, place: str) -> Index:
     pooled = config.index.pool > 1
     return Index(
         query=read(f"{place}.wq_b.weight"),
@@ -243,7 +255,7 @@ def _index(read: _Reader, config: ModelConfig, place: str) -> Index:
     )
 
 
-def _moe(read: _Reader, config: ModelConfig, place: str) -> Moe:
+def _moe(read: Reader, config: ModelConfig, place: str) -> Moe:
     m = config.moe
     bias = f"{place}.gate.e_score_correction_bias"
     return Moe(
