@@ -96,11 +96,19 @@ def _generators() -> dict[str, Generator]:
         hard_inputs_attention,
         hard_inputs_families,
         hard_inputs_moe,
+        hard_inputs_prefix,
         hard_inputs_spine,
         hard_inputs_vision,
     )
 
-    rooms = (hard_inputs_spine, hard_inputs_attention, hard_inputs_moe, hard_inputs_vision, hard_inputs_families)
+    rooms = (
+        hard_inputs_spine,
+        hard_inputs_attention,
+        hard_inputs_moe,
+        hard_inputs_vision,
+        hard_inputs_families,
+        hard_inputs_prefix,
+    )
     return {operator: g for room in rooms for operator, g in room.GENERATORS.items()}
 
 

@@ -77,6 +77,17 @@ class Recorder:
         for observer in self.observers:
             observer.end_step(step)
 
+    @contextlib.contextmanager
+    def between(self, phase: str, rows: RowMap, step: int) -> Iterator[None]:
+        """Calls of the host side before or after the rows of a step are computed: of that step, but no step of their
+        own. Inside a step they have their own rows, and what follows has the step's again."""
+        before = self.phase, self.rows, self.current_step
+        self.phase, self.rows, self.current_step = phase, rows, step
+        try:
+            yield
+        finally:
+            self.phase, self.rows, self.current_step = before
+
     def end_case(self) -> None:
         for observer in self.observers:
             observer.end_case()

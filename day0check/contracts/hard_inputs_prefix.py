@@ -1,0 +1,86 @@
+"""Hard inputs of the prefix cache and of memory that changes hands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from day0check.contracts.hard_inputs import Draw, Generator
+from reference.prefix import HEAD, block_key
+
+PAGE, PAGES, BLOCKS = 4, 12, 3
+Arguments = tuple[Any, dict[str, Any]]
+
+
+def _held(d: Draw, tokens: torch.Tensor, salts: torch.Tensor, pages: list[int]) -> torch.Tensor:
+    """Memory that knows the blocks of one sequence on `pages`, each with a snapshot."""
+    key, held = 0, torch.full((PAGES, HEAD + 3 * PAGE), -1, dtype=torch.int64, device=d.device)
+    for number, page in enumerate(pages):
+        here = slice(number * PAGE, (number + 1) * PAGE)
+        key = block_key(key, tokens[here].tolist(), salts[here].tolist())
+        numbers = d.whole([number + 7, number + 6 if number else 0, (number + 1) * PAGE, number, key])
+        held[page] = torch.cat((numbers, tokens[here], salts[here].flatten()))
+    return held
+
+
+def _sequence(d: Draw) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    tokens = d.integers(0, 250, BLOCKS * PAGE + 2)
+    return tokens, d.integers(1, 1 << 40, len(tokens), 2), d.shuffled(PAGES)[:BLOCKS].tolist()
+
+
+def _match(d: Draw, name: str) -> Arguments:
+    tokens, salts, pages = _sequence(d)
+    held = _held(d, tokens, salts, pages)
+    if name == "nothing":
+        held[:, 0] = -1
+    elif name == "inside_a_block":
+        tokens[PAGE + PAGE // 2] += 1
+    elif name == "other_salt":
+        salts[2 * PAGE - 1, 1] += 1
+    elif name == "no_snapshot":
+        held[pages[-1], 3] = -1
+    elif name == "same_block_elsewhere":  # the tokens of a known block, after another beginning
+        tokens[:PAGE] += 1
+    return tokens, {"salts": salts, "held": held}
+
+
+def _register(d: Draw, name: str) -> Arguments:
+    tokens, salts, pages = _sequence(d)
+    held = _held(d, tokens, salts, [])
+    if name == "later_block":  # its parent is known, on another page
+        held[next(p for p in range(PAGES) if p not in pages), :HEAD] = d.whole([40, 0, PAGE, 1, 12345])
+    first = PAGE if name == "later_block" else 0
+    absorbed = {"boundary": PAGE, "inside_a_block": 2 * PAGE - 1, "several": 3 * PAGE}.get(name, PAGE)
+    return held, {
+        "tokens": tokens[: 3 * PAGE],
+        "salts": salts[: 3 * PAGE],
+        "at": d.whole([first, first + absorbed]),
+        "table": d.whole(pages),
+        "entries": d.whole([41, 42, 43]),
+        "parent": d.whole([40 if first else 0]),
+        "snapshots": d.whole([-1, 5, -1]),
+    }
+
+
+def _release(d: Draw, name: str) -> Arguments:
+    counts = d.integers(1, 2 if name == "alone" else 4, PAGES)
+    pages = d.shuffled(PAGES)[:5]
+    return counts, {"pages": pages, "held": counts[pages]}
+
+
+def _store(d: Draw, name: str) -> Arguments:
+    return d.float32(7, 4, 16, 16), {"value": d.float32(2, 4, 16, 16), "slots": d.shuffled(7)[:2]}
+
+
+def _restore(d: Draw, name: str) -> Arguments:
+    return d.float32(7, 4, 16, 16), {"slots": d.shuffled(7)[:2]}
+
+
+GENERATORS: dict[str, Generator] = {
+    "prefix.match": _match,
+    "prefix.register": _register,
+    "prefix.store": _store,
+    "prefix.restore": _restore,
+    "pool.release": _release,
+}
