@@ -123,6 +123,8 @@ class Judge(Observer):
         self._close_raised()
         contract = CONTRACTS.get(call.operator)
         self._open = (call, contract)
+        if contract is not None and contract.joined:
+            return _Before(contract, {})
         if contract is None:
             return _Before(None, {}, f"there is no contract for {call.operator}")
         try:
@@ -134,6 +136,8 @@ class Judge(Observer):
 
     def after(self, call: Call, token: _Before, results: tuple[Any, ...]) -> None:
         self._open = None
+        if token.contract is not None and token.contract.joined:
+            return  # judged where the records of all ranks are joined
         tally = self._tally(call, token.contract)
         if token.problem:
             self._record(tally, [Judgement(0, 0, not_judged=token.problem)], [], call.order)

@@ -74,6 +74,7 @@ class Contract:
     `mutates`: arguments written in place; `after` names the function in `reference/` that reads back what is there.
     `directions`: the parameters whose relative error is estimated from the error of the result.
     `net`: the result travels to the propagated comparison. `hard_inputs`: names in `hard_inputs.py`.
+    `joined`: the result depends on what other ranks hold; it is judged where the records of all ranks are joined.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Contract:
     cost: Callable[..., Cost] | None = None
     sites: tuple[str, ...] = ()
     directions: tuple[Direction, ...] = ()
+    joined: bool = False
 
     def function(self) -> Callable[..., Any]:
         """The reference function (imports torch)."""
@@ -121,6 +123,7 @@ def static(name: str, optional: bool = False) -> Arg:
 
 OWNER = Arg("owner", "owner", "rows", "int64")
 OFFSETS = Arg("offsets", "offsets", "batch+1", "int64")
+X_SCALE = Arg("x_scale", "rows", "rows in/128 rounded up", "float32", optional=True)  # of an x in E4M3 codes
 
 
 def linear_cost(x: Any, *, weight: Any, **_: Any) -> Cost:
@@ -136,7 +139,7 @@ def linear(name: str, summary: str, *, sites: tuple[str, ...] = (), dtype: str =
         name,
         "compute",
         summary,
-        (rows("x", "rows in"), shared("weight", "out in"), shared("bias", "out", optional=True)),
+        (rows("x", "rows in"), shared("weight", "out in"), shared("bias", "out", optional=True), X_SCALE),
         (Result("y", "rows out", dtype),),
         "reference.linear:linear_float32" if dtype == "float32" else "reference.linear:linear",
         points=("out",),

@@ -94,10 +94,12 @@ Generator = Callable[[Draw, str], tuple[Any, dict[str, Any]]]
 def _generators() -> dict[str, Generator]:
     from day0check.contracts import (
         hard_inputs_attention,
+        hard_inputs_comm,
         hard_inputs_families,
         hard_inputs_moe,
         hard_inputs_prefix,
         hard_inputs_spine,
+        hard_inputs_variants,
         hard_inputs_vision,
     )
 
@@ -108,6 +110,8 @@ def _generators() -> dict[str, Generator]:
         hard_inputs_vision,
         hard_inputs_families,
         hard_inputs_prefix,
+        hard_inputs_comm,
+        hard_inputs_variants,
     )
     return {operator: g for room in rooms for operator, g in room.GENERATORS.items()}
 

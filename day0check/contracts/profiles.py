@@ -58,6 +58,7 @@ FUSED_FORMS: dict[str, str] = {
     "vision.gated_mlp": "fused",
     "kda.conv": "fused",
     "kda.attention": "chunked",
+    "comm.all_reduce": "float32",
 }
 
 EAGER_FORMS: dict[str, str] = {
@@ -73,6 +74,7 @@ EAGER_FORMS: dict[str, str] = {
     "vision.gated_mlp": "eager",
     "kda.conv": "eager",
     "kda.attention": "chunked_bf16",
+    "comm.all_reduce": "running",
 }
 
 

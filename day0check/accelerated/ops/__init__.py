@@ -10,11 +10,13 @@ from typing import Any
 
 from day0check.accelerated.ops import (
     attention,
+    comm,
     experts,
     index,
     kda,
     loading,
     paging,
+    positions,
     prefix,
     rope,
     sampling,
@@ -61,6 +63,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     "mla.query": linear,
     "mla.latent": linear,
     "rope.apply": rope.rope_apply,
+    "rope.positions": positions.rope_positions,
     "mla.absorb": per_head,
     "mla.expand": linear,
     "mla.attention": attention.attention,
@@ -104,6 +107,9 @@ TABLE: dict[str, Callable[..., Any]] = {
     "moe.shared": spine.mlp,
     "head.logits": sampling.logits,
     "sample.token": sampling.sample,
+    "comm.all_reduce": comm.all_reduce,
+    "comm.all_gather": comm.all_gather,
+    "comm.all_to_all": comm.all_to_all,
     **SERVING,
 }
 
@@ -121,6 +127,7 @@ FORMS: dict[str, str] = {
     "kda.attention": "chunked",  # recurrent where `chunk` is None, as in decode
     "moe.experts": "fused",
     "moe.shared": "fused",
+    "comm.all_reduce": "float32",
 }
 
 _LINEAR = ("weight", "bias")
