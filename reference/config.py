@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-LayerKind = Literal["kda", "mla", "dsa", "dsa_shared"]
+LayerKind = Literal["kda", "mla", "dsa", "dsa_shared", "gqa"]
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,13 @@ class Yarn:
 
 @dataclass(frozen=True)
 class Rope:
-    """`layout`: "half" rotates pairs (i, i+d/2), "interleaved" pairs (2i, 2i+1), "none" leaves the dims as they are."""
+    """`layout`: "half" rotates pairs (i, i+d/2), "interleaved" pairs (2i, 2i+1), "none" leaves the dims as they are.
+    `sections`: how many pairs turn by the temporal, the height and the width position, in this order (M-RoPE)."""
 
     layout: Literal["none", "half", "interleaved"] = "none"
     theta: float = 10000.0
     yarn: Yarn | None = None
+    sections: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Mla:
 @dataclass(frozen=True)
 class Index:
     """Lightning indexer. `select` "topk" keeps the k best, "threshold" every visible key that scores at least
-    `threshold` up to the k best. `pool` > 1 scores pools of that many tokens (GLM-5.3)."""
+    `threshold` up to the k best. `pool` > 1 scores pools of that many tokens (GLM-5.3). With `overlap` a pool's key is
+    made of 2 * pool tokens, those of the pool before it in a lane of their own (DeepSeek-V4)."""
 
     heads: int
     dim: int
@@ -61,11 +64,23 @@ class Index:
     threshold: float = 0.0
     pool: int = 1
     pool_tail: bool = True
+    overlap: bool = False
+
+    @property
+    def lanes(self) -> int:
+        """Keys (and gates) that a token has: one for its own pool, and with `overlap` one before it for the next."""
+        return 2 if self.overlap else 1
+
+    @property
+    def waiting(self) -> int:
+        """Tokens whose keys and gates a request keeps at most while a pool is not whole."""
+        return self.lanes * self.pool - 1
 
 
 @dataclass(frozen=True)
 class Kda:
-    """Kimi delta attention. `gate_lower_bound` set: g = bound * sigmoid(A f); None: g = -A softplus(f)."""
+    """Kimi delta attention. `gate_lower_bound` set: g = bound * sigmoid(A f); None: g = -A softplus(f).
+    `decay` "low_rank": f = (x Wfa) Wfb, a value per channel; "per_head": f = x Wa, a value per head (gated DeltaNet)."""
 
     heads: int
     dim: int
@@ -75,6 +90,22 @@ class Kda:
     rank: int = 16  # of the decay projection f = (x Wfa) Wfb and of a low-rank output gate
     chunk: int = 64
     l2_eps: float = 1e-6
+    decay: Literal["low_rank", "per_head"] = "low_rank"
+
+
+@dataclass(frozen=True)
+class Gqa:
+    """Grouped-query attention: `heads / kv_heads` query heads share a key and a value head. RMSNorm over each head of
+    the queries and of the keys, with weights of its own for each head, before the rotation of all `dim` channels."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+
+    @property
+    def scale(self) -> float:
+        """Scale of attention scores."""
+        return self.dim**-0.5
 
 
 @dataclass(frozen=True)
@@ -163,6 +194,7 @@ class Tokens:
     user: int = -1
     assistant: int = -1
     end_of_turn: int = -1
+    row_break: int = -1  # ends each row of an image's pads and has no feature; -1: rows follow each other directly
 
 
 @dataclass(frozen=True)
@@ -176,6 +208,7 @@ class ModelConfig:
     mla: Mla | None = None
     index: Index | None = None
     kda: Kda | None = None
+    gqa: Gqa | None = None
     moe: Moe | None = None
     vision: Vision | None = None
     residual: Residual = Residual()

@@ -52,13 +52,45 @@ def attention_factor(yarn: Yarn | None) -> float:
     return scaled(yarn.mscale) / scaled(yarn.mscale_all_dim)
 
 
+def rope_positions(ids: Tensor, *, media_pad: int, row_break: int) -> Tensor:
+    """(temporal, height, width) position of every token of a request from its first on: ids int64 [rows] -> [rows, 3].
+
+    A text token's three positions are equal. A run of media pads and row breaks is one image: with n the next text
+    position where it begins, the token in column c of row r has (n, n + r, n + c); a break is the last token of its
+    row. The text after an image goes on behind the largest of its positions (Qwen2-VL, Wang et al. 2024; here with
+    breaks, whose column counts).
+    """
+    found, text, column, row, largest = [], 0, 0, 0, 0
+    for token in ids.tolist():
+        if token not in (media_pad, row_break):
+            text = max(text, largest)
+            found.append((text, text, text))
+            text, column, row = text + 1, 0, 0
+            continue
+        found.append((text, text + row, text + column))
+        largest = max(largest, *(1 + position for position in found[-1]))
+        column += 1
+        if token == row_break:
+            column, row = 0, row + 1
+    return torch.tensor(found, dtype=torch.int64, device=ids.device).reshape(-1, 3)
+
+
 def apply_rope(
-    x: Tensor, *, positions: Tensor, theta: float, layout: str, yarn: Yarn | None = None, round: Round = exact
+    x: Tensor,
+    *,
+    positions: Tensor,
+    theta: float,
+    layout: str,
+    yarn: Yarn | None = None,
+    sections: tuple[int, int, int] | None = None,
+    round: Round = exact,
 ) -> Tensor:
     """x [rows, heads, d] rotated by its `positions` [rows] -> the same shape and dtype.
 
     "half" rotates channel pairs (i, i + d/2), "interleaved" pairs (2i, 2i + 1), "none" returns x:
-    (a, b) -> (a cos - b sin, b cos + a sin). Raises ValueError for another layout or an odd d.
+    (a, b) -> (a cos - b sin, b cos + a sin). With `sections` positions are [rows, 3], and the first sections[0] pairs
+    turn by the first of them, the next sections[1] by the second, the rest by the third (M-RoPE). Raises ValueError for
+    another layout, an odd d, and sections that are not d / 2 pairs.
     """
     if layout == "none":
         return round("out", x)
@@ -67,7 +99,7 @@ def apply_rope(
         raise ValueError(
             f"apply_rope: layout {layout!r} on {d} channels; needs 'none', 'half' or 'interleaved' and even d"
         )
-    angle = positions.to(torch.float32)[:, None] * frequencies(d, theta=theta, yarn=yarn).to(x.device)
+    angle = _by_pair(positions, d // 2, sections) * frequencies(d, theta=theta, yarn=yarn).to(x.device)
     (w,) = wide(x)
     angle = angle.to(w.dtype)[:, None, :]
     factor = attention_factor(yarn)
@@ -79,3 +111,15 @@ def apply_rope(
         a, b = w[..., 0::2], w[..., 1::2]
         y = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
     return round("out", y).to(x.dtype)
+
+
+def _by_pair(positions: Tensor, pairs: int, sections: tuple[int, int, int] | None) -> Tensor:
+    """float32 [rows, pairs], or [rows, 1] where all pairs turn by one position."""
+    if sections is None:
+        return positions.to(torch.float32)[:, None]
+    if sum(sections) != pairs or positions.shape[1:] != (3,):
+        raise ValueError(
+            f"apply_rope: sections {tuple(sections)} and positions {list(positions.shape)} for {pairs} pairs of channels"
+        )
+    axis = torch.arange(3, device=positions.device).repeat_interleave(torch.tensor(sections, device=positions.device))
+    return positions.to(torch.float32)[:, axis]

@@ -17,6 +17,10 @@ def linear(d: Draw, name: str, *, out: int = 80, width: int = WIDTH) -> Argument
     return d.rows(name, ROWS, width), {"weight": d.weight(out, width)}
 
 
+def _quantise(d: Draw, name: str) -> Arguments:
+    return d.rows(name, ROWS, 160), {}  # one whole block of 128 columns and one cut short
+
+
 def _embed(d: Draw, name: str) -> Arguments:
     ids = d.integers(0, 320, ROWS)
     ids[0], ids[-1] = 0, 319
@@ -105,7 +109,10 @@ def _rope(d: Draw, name: str) -> Arguments:
     elif name == "long_position":
         positions = 131_072 - ROWS + torch.arange(ROWS, device=d.device)
     layout = "half" if name == "position_zero" else "interleaved"
-    return d.act(ROWS, 4, 16), {"positions": positions, "theta": 10000.0, "layout": layout, "yarn": None}
+    given = {"positions": positions, "theta": 10000.0, "layout": layout, "yarn": None}
+    if name == "three_axes":
+        given |= {"positions": d.integers(0, 4096, ROWS, 3), "sections": (2, 3, 3)}
+    return d.act(ROWS, 4, 16), given
 
 
 def _sample(d: Draw, name: str) -> Arguments:
@@ -129,6 +136,7 @@ GENERATORS: dict[str, Generator] = {
     "vision.patch": partial(linear, out=48, width=588),
     "head.logits": partial(linear, out=320),
     "mla.expand": partial(linear, out=128, width=32),
+    "quantise.rows": _quantise,
     "embed.tokens": _embed,
     "splice.positions": _splice_positions,
     "splice.merge": _splice_merge,

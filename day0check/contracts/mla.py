@@ -6,6 +6,7 @@ the latent rows themselves (Hk = 1), then value.
 
 from day0check.contracts.contract import (
     OWNER,
+    X_SCALE,
     Arg,
     Contract,
     Direction,
@@ -24,18 +25,20 @@ CONTRACTS = (
     Contract(
         "rope.apply",
         "compute",
-        "rotary embedding of every head; the angle is float32 position times float32 frequency",
+        "rotary embedding of every head; the angle is float32 position times float32 frequency; with sections, "
+        "positions have a temporal, a height and a width column",
         (
             rows("x", "rows heads d"),
             rows("positions", "rows", "int64"),
             static("theta"),
             static("layout"),
             static("yarn", optional=True),
+            static("sections", optional=True),
         ),
         (Result("y", "rows heads d"),),
         "reference.rope:apply_rope",
         points=("out",),
-        hard_inputs=("position_zero", "long_position", "plain"),
+        hard_inputs=("position_zero", "long_position", "three_axes", "plain"),
         sites=("query", "key", "index_query", "index_key"),
     ),
     Contract(
@@ -52,7 +55,7 @@ CONTRACTS = (
         "mla.expand",
         "compute",
         "plain form: latent rows to [k_nope | v] per head",
-        (rows("x", "keys c"), shared("weight", "H*(dn+dv) c"), shared("bias", "H*(dn+dv)", optional=True)),
+        (rows("x", "keys c"), shared("weight", "H*(dn+dv) c"), shared("bias", "H*(dn+dv)", optional=True), X_SCALE),
         (Result("y", "keys H*(dn+dv)", rows="keys"),),
         "reference.linear:linear",
         points=("out",),

@@ -42,13 +42,25 @@ def amplitude(yarn: Yarn | None) -> float:
     return (yarn.mscale * log + 1.0) / (yarn.mscale_all_dim * log + 1.0)
 
 
-def rope_apply(x: Tensor, *, positions: Tensor, theta: float, layout: str, yarn: Yarn | None = None) -> Tensor:
-    """Rotates all d channels of `x` [rows, heads, d] at `positions` [rows]; layouts none, half, interleaved."""
+def rope_apply(
+    x: Tensor,
+    *,
+    positions: Tensor,
+    theta: float,
+    layout: str,
+    yarn: Yarn | None = None,
+    sections: tuple[int, int, int] | None = None,
+) -> Tensor:
+    """Rotates all d channels of `x` [rows, heads, d] at `positions` [rows]; layouts none, half, interleaved. With
+    `sections`, numbers of channel pairs, each of the three columns of `positions` [rows, 3] turns its own."""
     if layout == "none":
         return x
     a, pairs = wide(x), x.shape[-1] // 2
     inverse = frequencies(pairs, theta, yarn).to(x.device)
-    angle = positions.to(torch.float32).unsqueeze(1) * inverse  # [rows, pairs]
+    turns = positions.to(torch.float32).unsqueeze(1)
+    if sections is not None:
+        turns = torch.cat([turns[..., axis].expand(-1, count) for axis, count in enumerate(sections)], 1)
+    angle = turns * inverse  # [rows, pairs]
     cos, sin = (f(angle).mul(amplitude(yarn)).to(a.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
     split = a.unflatten(-1, (pairs, 2)) if layout == "interleaved" else a.unflatten(-1, (2, pairs)).transpose(-1, -2)
     even, odd = split.unbind(-1)

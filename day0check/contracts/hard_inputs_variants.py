@@ -1,0 +1,25 @@
+"""Hard inputs of single switches: sequences with images in rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from day0check.contracts.hard_inputs import Draw, Generator
+
+PAD, BREAK = 300, 301
+Arguments = tuple[Any, dict[str, Any]]
+
+
+def _positions(d: Draw, name: str) -> Arguments:
+    """Text around images of (rows, columns); `last_row_open`: the sequence so far ends inside an image."""
+    grids = {"no_image": (), "one_column": ((5, 1), (1, 1)), "last_row_open": ((2, 3), (4, 2))}.get(name, ((3, 5), (6, 2)))
+    tokens = d.integers(0, 256, 5).tolist()
+    for rows, columns in grids:
+        tokens += ([PAD] * columns + [BREAK]) * rows
+        tokens += d.integers(0, 256, 4).tolist()
+    if name == "last_row_open":
+        tokens = tokens[:-6]
+    return d.whole(tokens), {"media_pad": PAD, "row_break": BREAK}
+
+
+GENERATORS: dict[str, Generator] = {"rope.positions": _positions}
