@@ -62,6 +62,35 @@ MXFP4 = {
     },
     "ignore": [],
 }
+# What every small Kimi K3 tower and the processors of K3 and K2.5 share, as the releases spell it.
+KIMI_K3_VISION = {
+    "vt_hidden_size": 64,
+    "vt_num_hidden_layers": 2,
+    "vt_intermediate_size": 128,
+    "patch_size": 14,
+    "merge_kernel_size": [2, 2],
+    "init_pos_emb_height": 8,
+    "init_pos_emb_width": 8,
+    "init_pos_emb_time": 4,
+    "pos_emb_type": "divided_fixed",
+    "pos_emb_interpolation_mode": "bilinear",
+    "norm_type": "rmsnorm",
+    "linear_bias": False,
+    "attn_bias": False,
+    "patch_embed_proj_bias": False,
+    "mm_hidden_size": 64,
+    "text_hidden_size": 128,
+    "mm_projector_type": "patchmergerv2",
+    "projector_ln_eps": 1e-5,
+}
+KIMI_MEDIA = {
+    "in_patch_limit": 144,
+    "patch_limit_on_one_side": 16,
+    "patch_size": 14,
+    "merge_kernel_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
 _INDEXER = {"index_n_heads": 16, "index_head_dim": 32, "index_topk": 64}
 
 
@@ -248,9 +277,7 @@ def kimi_k2_5(name: str) -> JsonFiles:
     media = {"image_token_id": 259, "vision_start_token_id": 260, "vision_end_token_id": 262}
     projector = {"projection_hidden_size": 64, "projection_layer_norm_eps": 1e-5, "tie_word_embeddings": False}
     files = _files({**architecture, **IDS, **media, **projector, "text_config": text, "vision_config": vision})
-    limits = {"in_patch_limit": 144, "patch_limit_on_one_side": 16, "patch_size": 14, "merge_kernel_size": 2}
-    means = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
-    return files | {"preprocessor_config.json": {"media_proc_cfg": {**limits, **means}}}
+    return files | {"preprocessor_config.json": {"media_proc_cfg": KIMI_MEDIA}}
 
 
 def kimi_k3(name: str) -> JsonFiles:
@@ -298,34 +325,11 @@ def kimi_k3(name: str) -> JsonFiles:
         "quantization_config": MXFP4,
     }
     del text["attention_bias"]
-    vision = {
-        "vt_hidden_size": 64,
-        "vt_num_hidden_layers": 2,
-        "vt_num_attention_heads": 3,
-        "qkv_hidden_size": 96,
-        "vt_intermediate_size": 128,
-        "patch_size": 14,
-        "merge_kernel_size": [2, 2],
-        "init_pos_emb_height": 8,
-        "init_pos_emb_width": 8,
-        "init_pos_emb_time": 4,
-        "pos_emb_type": "divided_fixed",
-        "pos_emb_interpolation_mode": "bilinear",
-        "norm_type": "rmsnorm",
-        "linear_bias": False,
-        "attn_bias": False,
-        "patch_embed_proj_bias": False,
-        "mm_hidden_size": 64,
-        "text_hidden_size": 128,
-        "mm_projector_type": "patchmergerv2",
-        "projector_ln_eps": 1e-5,
-    }
+    vision = {**KIMI_K3_VISION, "vt_num_attention_heads": 3, "qkv_hidden_size": 96}
     architecture = {"model_type": "kimi_k3", "architectures": ["KimiK3ForConditionalGeneration"], "name": name}
     outer = {"dtype": "bfloat16", **IDS, "media_placeholder_token_id": 259, "tie_word_embeddings": False}
     files = _files({**architecture, **outer, "text_config": text, "vision_config": vision})
-    limits = {"in_patch_limit": 144, "patch_limit_on_one_side": 16, "patch_size": 14, "merge_kernel_size": 2}
-    means = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
-    return files | {"preprocessor_config.json": {"media_proc_cfg": {**limits, **means}}}
+    return files | {"preprocessor_config.json": {"media_proc_cfg": KIMI_MEDIA}}
 
 
 _GLM_LAYERS = {"k": "linear_attention", "s": "indexed_attention"}

@@ -23,7 +23,7 @@ import torch
 from reference.config import ModelConfig
 from reference.families import SPECIAL_TEXTS, read_config
 from reference.fault_presets import FAULT_PRESETS
-from reference.preset_families import FAMILY_PRESETS, FORMS, MXFP4
+from reference.preset_families import FAMILY_PRESETS, FORMS, IDS, KIMI_K3_VISION, KIMI_MEDIA, MXFP4
 from reference.storage import Form, stored_as
 from reference.tensors import Stored, expected_tensors
 from reference.weights import write_checkpoint
@@ -250,37 +250,8 @@ def _tiny() -> Preset:
         "num_nextn_predict_layers": 0,
         "quantization_config": MXFP4,
     }
-    vision = {
-        "vt_hidden_size": 64,
-        "vt_num_hidden_layers": 2,
-        "vt_num_attention_heads": 4,
-        "qkv_hidden_size": 64,
-        "vt_intermediate_size": 128,
-        "patch_size": 14,
-        "merge_kernel_size": [2, 2],
-        "init_pos_emb_height": 8,
-        "init_pos_emb_width": 8,
-        "init_pos_emb_time": 4,
-        "pos_emb_type": "divided_fixed",
-        "pos_emb_interpolation_mode": "bilinear",
-        "norm_type": "rmsnorm",
-        "linear_bias": False,
-        "attn_bias": False,
-        "patch_embed_proj_bias": False,
-        "mm_hidden_size": 64,
-        "text_hidden_size": 128,
-        "mm_projector_type": "patchmergerv2",
-        "projector_ln_eps": 1e-5,
-    }
-    media = {
-        "patch_size": 14,
-        "merge_kernel_size": 2,
-        "in_patch_limit": 144,
-        "patch_limit_on_one_side": 16,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-        "transparent_bg_fill_stage": "after_resize",
-    }
+    vision = {**KIMI_K3_VISION, "vt_num_attention_heads": 4, "qkv_hidden_size": 64}
+    media = {**KIMI_MEDIA, "transparent_bg_fill_stage": "after_resize"}
     return kimi_k3_preset("tiny", text, vision=vision, media=media)
 
 
@@ -288,20 +259,19 @@ def kimi_k3_preset(
     name: str, text: dict[str, Any], *, vision: dict[str, Any] | None, media: dict[str, Any] | None
 ) -> Preset:
     """A preset of the Kimi K3 family from its text_config, vision_config and media_proc_cfg."""
-    ids = {"bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 258}
     config = {
         "model_type": "kimi_k3",
         "architectures": ["KimiK3ForConditionalGeneration"],
         "name": name,
         "dtype": "bfloat16",
-        **ids,
+        **IDS,
         "media_placeholder_token_id": 259,
         "tie_word_embeddings": False,
         "text_config": text,
     }
     files = {
         "config.json": config | ({} if vision is None else {"vision_config": vision}),
-        "generation_config.json": {**ids, "do_sample": False},
+        "generation_config.json": {**IDS, "do_sample": False},
         "tokenizer_config.json": _tokenizer(),
     }
     if media is not None:

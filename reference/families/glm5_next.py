@@ -35,6 +35,9 @@ def glm5_next(keys: Keys, preprocessor: dict[str, Any], tokenizer: dict[str, Any
         keys.used.add(key)
     must_be(text, "attention_bias", False)
     must_be(text, "hidden_act", "silu")
+    must_be(text, "mla_use_nope", True)
+    must_be(text, "moe_router_dtype", "float32")
+    must_be(text, "topk_method", "noaux_tc")
     count = text.integer("num_hidden_layers")
     eps = text.number("rms_norm_eps")
     linear = text.part("linear_attn_config", optional=True)
@@ -89,6 +92,7 @@ def _layers(text: Keys, linear: Keys | None, count: int) -> tuple[LayerKind, ...
 
 
 def _index(text: Keys) -> Index:
+    must_be(text, "index_kpool_compress", True)
     topk, pool = text.integer("index_topk"), text.integer("index_kpool", 16)
     if pool < 1 or topk % pool:
         raise CheckpointError(f"index_topk {topk} is not a multiple of index_kpool {pool}", where="config.json")

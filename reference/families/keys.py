@@ -7,12 +7,21 @@ from typing import Any
 
 from reference.errors import CheckpointError
 
-# Written by every exporter and without any meaning for the mathematics.
+# Written by every exporter and without any meaning for the mathematics: bookkeeping, training, and the settings of
+# generation that transformers 4 copied into every config.json.
 IGNORED_KEYS = frozenset(
     """architectures auto_map dtype torch_dtype model_type transformers_version use_cache initializer_range
     attention_dropout _name_or_path _attn_implementation output_attentions output_hidden_states return_dict
     chunk_size_feed_forward is_encoder_decoder problem_type id2label label2id ignore_index quantization_config
-    num_key_value_heads head_dim image_placeholder""".split()
+    num_key_value_heads head_dim image_placeholder video_placeholder
+    aux_loss_alpha seq_aux router_aux_loss_coef output_router_logits pretraining_tp ep_size
+    add_cross_attention bad_words_ids begin_suppress_tokens cross_attention_hidden_size decoder_start_token_id
+    diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id is_decoder length_penalty max_length min_length
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores prefix pruned_heads
+    remove_invalid_values repetition_penalty return_dict_in_generate sep_token_id suppress_tokens task_specific_params
+    temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torchscript typical_p
+    use_bfloat16""".split()
 )
 _MISSING = object()
 

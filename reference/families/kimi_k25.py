@@ -17,7 +17,7 @@ def kimi_k25(keys: Keys, preprocessor: dict[str, Any], tokenizer: dict[str, Any]
     text = keys.part("text_config")
     check_quantisation(keys, text)
     must_be(text, "model_type", "deepseek_v3", "kimi_k2")
-    for key in ("video_token_id", "vision_start_token_id", "vision_end_token_id"):
+    for key in ("video_token_id", "vision_start_token_id", "vision_end_token_id", "use_unified_vision_chunk"):
         keys.used.add(key)
     pad = "image_token_id" if "image_token_id" in keys.data else "media_placeholder_token_id"
     return text_model(
@@ -45,6 +45,7 @@ def _vision(keys: Keys, vision: Keys, preprocessor: dict[str, Any]) -> Vision:
         "pos_emb_type",
     ):
         vision.used.add(key)
+    must_be(vision, "video_attn_type", "spatial_temporal")
     must_be(vision, "hidden_act", "gelu_pytorch_tanh")
     must_be(vision, "projector_hidden_act", "gelu")
     must_be(vision, "mm_projector_type", "patchmerger")

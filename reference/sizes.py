@@ -1,0 +1,91 @@
+"""How large a model is: parameters, bytes as stored, and what a request keeps. From its configuration alone.
+
+Standard library only. Shapes: `reference.tensors`; caches: model.md 5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from reference.config import ModelConfig
+from reference.families.gpt_oss import GptOssSizes, gpt_oss_tensors
+from reference.tensors import Stored, expected_tensors
+
+BYTES = {"bfloat16": 2, "float32": 4, "uint8": 1}
+_VISION = ("vision_tower.", "mm_projector.", "visual.")
+_STATE_BYTES = 4  # of KDA: float32
+
+
+@dataclass(frozen=True)
+class Size:
+    """`total`, `routed` (of all routed experts), `vision`: counts of parameters, by the values that packed codes stand
+    for; scales are none. `activated`: what one text token is multiplied with, the head included, the embedding and the
+    tower not. `tensors` and `stored_bytes`: as the table lists them, without the padding that a release may add."""
+
+    tensors: int
+    stored_bytes: int
+    total: int
+    routed: int
+    vision: int
+    activated: int
+
+
+def size_of(config: ModelConfig) -> Size:
+    """The size of a model."""
+    moe = config.moe
+    return _size(
+        expected_tensors(config),
+        part=(0, 1) if moe is None else (moe.topk, moe.experts),
+        embedding=0 if config.tied_head else config.vocab * config.hidden,
+    )
+
+
+def gpt_oss_size(sizes: GptOssSizes) -> Size:
+    """As `size_of`, of a gpt-oss."""
+    part = (sizes.topk, sizes.experts)
+    return _size(gpt_oss_tensors(sizes), part=part, embedding=sizes.vocab * sizes.hidden)
+
+
+def _size(table: dict[str, Stored], *, part: tuple[int, int], embedding: int) -> Size:
+    """`part`: of how many experts how many work for a token."""
+    total = routed = vision = size = 0
+    for name, stored in table.items():
+        elements = math.prod(stored.shape)
+        size += elements * BYTES[stored.dtype]
+        count = _values(name, elements)
+        total += count
+        routed += count if ".experts." in name else 0
+        vision += count if name.startswith(_VISION) else 0
+    used = routed * part[0] // part[1]
+    return Size(len(table), size, total, routed, vision, total - routed + used - vision - embedding)
+
+
+def _values(name: str, elements: int) -> int:
+    if name.endswith((".weight_packed", "_blocks")):
+        return 2 * elements
+    return 0 if name.endswith((".weight_scale", "_scales")) else elements
+
+
+def cache_bytes_per_token(config: ModelConfig, *, element_bytes: int = 2) -> int:
+    """Bytes that one token adds to the caches of all layers: latents, and index keys (one per pool of tokens)."""
+    return int(sum(_token_elements(config, kind) for kind in config.layers) * element_bytes)
+
+
+def _token_elements(config: ModelConfig, kind: str) -> float:
+    if kind == "kda":
+        return 0
+    latent = config.mla.kv_lora + config.mla.rope
+    return latent + (config.index.dim / config.index.pool if kind == "dsa" else 0)
+
+
+def state_bytes_per_request(config: ModelConfig, *, element_bytes: int = 2) -> int:
+    """Bytes that a request keeps whatever its length: KDA states in float32, convolution rows, an unfinished pool."""
+    total = 0
+    for kind in config.layers:
+        if kind == "kda":
+            k = config.kda
+            total += k.heads * k.dim * k.dim * _STATE_BYTES + (k.conv - 1) * 3 * k.heads * k.dim * element_bytes
+        if kind == "dsa" and config.index.pool > 1:
+            total += 2 * (config.index.pool - 1) * config.index.dim * element_bytes
+    return total
