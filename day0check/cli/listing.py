@@ -33,11 +33,13 @@ def _presets() -> list[Row]:
     """The names of `reference.presets.preset_names`, which cannot be asked without importing torch; a test compares."""
     from reference.fault_presets import FAULT_PRESETS
     from reference.preset_families import FAMILY_PRESETS
+    from reference.published import published, published_names
 
     about = "seeded small model, written on first use"
     family = [(name, f"{about}: {name.removeprefix('tiny-')}") for name in FAMILY_PRESETS]
     variants = [(name, f"{about}: {base} with one switch changed") for name, (base, _) in FAULT_PRESETS.items()]
-    return [("tiny", f"{about}: every part in one"), *family, *variants]
+    sizes = [(name, f"published full size, to plan with: {published(name).title}") for name in published_names()]
+    return [("tiny", f"{about}: every part in one"), *family, *variants, *sizes]
 
 
 def _checks() -> list[Row]:

@@ -53,11 +53,19 @@ def model_directory(model: str, *, where: str = "--model") -> Path:
     Raises UsageError for a name that is neither, `where` being the option that holds it.
     """
     from reference.presets import preset_dir, preset_names
+    from reference.published import published_names
 
     if model in preset_names():
         return preset_dir(model).resolve()
     if Path(model).is_dir():
         return Path(model).resolve()
+    if model in published_names():
+        small = f", or run its small preset: {where} tiny-{model}" if f"tiny-{model}" in preset_names() else ""
+        raise UsageError(
+            f"{model!r} is a published full size: its configuration is here, its weights are not",
+            where=where,
+            todo=f"give the directory of a checkpoint{small}",
+        )
     near = difflib.get_close_matches(model, preset_names(), n=1)
     hint = f"did you mean {near[0]!r}? " if near else f"presets: {', '.join(preset_names())}; "
     raise UsageError(

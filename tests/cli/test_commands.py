@@ -67,10 +67,24 @@ def test_lists_are_light_and_not_empty(what: str, tmp_path: Path) -> None:
 
 
 def test_listed_presets_are_the_presets() -> None:
-    """Would catch the list, which is read without importing torch, falling behind the table."""
+    """Would catch the list, which is read without importing torch, falling behind the table; full sizes come last."""
     from reference.presets import preset_names
+    from reference.published import published_names
 
-    assert tuple(row["name"] for row in json.loads(call("list", "presets", "--json").stdout)) == preset_names()
+    rows = json.loads(call("list", "presets", "--json").stdout)
+    apart = [row["name"] for row in rows if row["about"].startswith("published full size")]
+    assert tuple(row["name"] for row in rows) == (*preset_names(), *apart)
+    assert tuple(apart) == published_names()
+
+
+@pytest.mark.parametrize(("model", "word"), [("kimi-k3", "tiny-kimi-k3"), ("gpt-oss-120b", "directory")])
+def test_a_published_size_without_a_checkpoint_is_refused(model: str, word: str, tmp_path: Path) -> None:
+    """Would catch a run that starts on nothing, or that calls a known family a misspelled preset."""
+    done = call("run", "--model", model, "--out", str(tmp_path / "run"))
+    assert done.exit_code == 2
+    assert "its weights are not" in done.stderr
+    assert word in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_report_makes_the_views_again_without_torch(tmp_path: Path) -> None:
