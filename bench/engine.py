@@ -1,0 +1,253 @@
+"""Speed of the engine beside the float32 reference in one run: a prompt, and a decode step in a long context.
+
+    python -m bench.engine [--hidden 1024] [--layers 16] [--prompt 2048] [--context 8192] [--device cpu]
+
+Both sides compute in float32 on one thread and are timed in turns. Answers are compared before anything is timed. A part
+(an operator) counts as met when it is as many times faster as asked, or, where it multiplies matrices, when it reaches
+70% of the roof of this run: of the GEMM for many rows, of reading a matrix once for a single row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.clocks import clock, gemm_roof, paired, read_roof
+from bench.models import directory_of, enlarged
+from day0check.accelerated.batch import Batch, Part, make_batch
+from day0check.accelerated.cache import Caches
+from day0check.accelerated.engine import Engine
+from day0check.accelerated.ops import TABLE, WEIGHTS
+from day0check.contracts.costs import cost_of
+from day0check.probe.recorder import Call, Caller, Observer, Recorder
+from day0check.probe.registry import Operators
+from reference.layers import KdaCache, LatentCache
+from reference.model import Model, State
+from reference.weights import Checkpoint
+
+PAGE = 64
+PREFILL, DECODE, ROOF = 5.0, 10.0, 0.7  # what is asked for
+
+
+@dataclass
+class Spent:
+    """What one operator took on one side: seconds, multiply-adds times two, bytes."""
+
+    seconds: float = 0.0
+    operations: float = 0.0
+    bytes: float = 0.0
+    calls: int = 0
+
+
+class Parts(Observer):
+    """Adds up the time of every operator of a candidate."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.found = device, {}
+
+    def before(self, call: Call) -> float:
+        return clock(self.device)
+
+    def after(self, call: Call, token: float, results: tuple[Tensor, ...]) -> None:
+        add(self.found, call.operator, clock(self.device) - token, call.args, call.kwargs)
+
+
+def add(found: dict[str, Spent], operator: str, seconds: float, args: Any, kwargs: Any) -> None:
+    part, cost = found.setdefault(operator, Spent()), cost_of(operator, *args, **kwargs)
+    part.seconds += seconds
+    part.calls += 1
+    if cost is not None:
+        part.operations += cost.operations
+        part.bytes += cost.bytes
+
+
+class Sides:
+    """The engine and the reference of one model, and a long context that both remember alike."""
+
+    def __init__(self, directory: str, *, context: int, device: torch.device) -> None:
+        checkpoint = Checkpoint(directory)
+        self.device, self.context, self.config = device, context, checkpoint.config
+        self.engine = Engine(checkpoint, dtype=torch.float32, device=device)
+        self.model = Model(checkpoint, dtype=torch.float32, device=str(device), kept_bytes=8 << 30)
+        self.operators = Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state"))
+        self.pages = tuple(range(-(-(context + 64) // PAGE)))
+        self.caches, self.state = self._remembered()
+
+    def _remembered(self) -> tuple[Caches, State]:
+        """The caches of both sides, filled with the same values for `context` positions."""
+        caches = self.engine.caches(pages=len(self.pages), page=PAGE, slots=1)
+        state, draw = self.model.start(), torch.Generator().manual_seed(0)
+        for number, cache in enumerate(state.caches):
+            pools = [getattr(caches, kind).get(number) for kind in ("kv", "index", "conv", "kda")]
+            for pool in (p for p in pools if p is not None):
+                pool.copy_(torch.randn(pool.shape, generator=draw) * (0.05 if pool.dim() == 4 else 1.0))
+            kv, index, conv, kda = (p if p is None else p.flatten(0, 1) for p in pools)
+            if isinstance(cache, LatentCache):
+                cache.latent = kv[: self.context].clone()
+                cache.index_keys = None if index is None else index[: self.context].clone()
+            elif isinstance(cache, KdaCache):
+                cache.conv, cache.state = conv.unsqueeze(0).clone(), kda.unsqueeze(0).clone()
+        state.length = self.context
+        return caches, state
+
+    def batch(self, phase: str, tokens: tuple[int, ...], start: int) -> Batch:
+        part = Part("a", tokens, start, self.pages, 0, wants_logits=True)
+        return make_batch(phase, [part], page=PAGE, device=self.device)
+
+    def prefill(self, tokens: tuple[int, ...], recorder: Recorder | None = None) -> Tensor:
+        """Logits of the last row of a prompt, by the engine, in caches that are kept for it."""
+        recorder, batch = recorder or Recorder(), self.batch("prefill", tokens, 0)
+        with recorder.step("prefill", batch.rows, 0):
+            self.engine.prefill(Caller(self.operators, recorder), self.prompt_caches, batch)
+        return self.engine.wanted_logits[-1]
+
+    def decode(self, recorder: Recorder | None = None) -> Tensor:
+        """Logits of one token after the context, by the engine; its place is written again each time."""
+        recorder, batch = recorder or Recorder(), self.batch("decode", (65,), self.context)
+        with recorder.step("decode", batch.rows, 0):
+            self.engine.decode(Caller(self.operators, recorder), self.caches, batch)
+        return self.engine.wanted_logits[-1]
+
+
+def timed_call(found: dict[str, Spent], device: torch.device) -> Callable[..., Any]:
+    """What the reference's operators go through to be timed."""
+
+    def call(place: str, operator: str, function: Callable[..., Any], *args: Any, site: str = "", **kwargs: Any) -> Any:
+        begin = clock(device)
+        result = function(*args, **kwargs)
+        add(found, operator, clock(device) - begin, args, kwargs)
+        return result
+
+    return call
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+def least(runs: list[dict[str, Spent]]) -> dict[str, Spent]:
+    """The quickest of several runs of each operator."""
+    return {name: min((r[name] for r in runs), key=lambda p: p.seconds) for name in runs[0]}
+
+
+def table(ours: dict[str, Spent], theirs: dict[str, Spent], *, asked: float, roofs: tuple[float, float]) -> list[str]:
+    """A line an operator, the slowest first: seconds of both, times faster, share of its roof, and whether it is met."""
+    lines = [f"    {'operator':20} {'engine ms':>10} {'reference ms':>13} {'faster':>8} {'of roof':>8}"]
+    for name in sorted(ours, key=lambda n: -ours[n].seconds):
+        mine, other = ours[name], theirs.get(name, Spent())
+        faster = other.seconds / mine.seconds if mine.seconds else float("inf")
+        share = max(mine.operations / roofs[0], mine.bytes / roofs[1]) / mine.seconds if mine.operations else 0.0
+        note = "" if faster >= asked or share >= ROOF else "  below"
+        roof = f"{share:8.0%}" if mine.operations else f"{'-':>8}"
+        lines.append(
+            f"    {name:20} {mine.seconds * 1e3:10.2f} {other.seconds * 1e3:13.2f} {faster:8.1f} {roof}{note}"
+        )
+    return lines
+
+
+def met_share(ours: dict[str, Spent], theirs: dict[str, Spent], *, asked: float, roofs: tuple[float, float]) -> float:
+    """Share of the engine's operator time in parts that are met."""
+    total = met = 0.0
+    for name, mine in ours.items():
+        faster = theirs.get(name, Spent()).seconds / mine.seconds if mine.seconds else float("inf")
+        share = max(mine.operations / roofs[0], mine.bytes / roofs[1]) / mine.seconds if mine.operations else 0.0
+        total += mine.seconds
+        met += mine.seconds if faster >= asked or share >= ROOF else 0.0
+    return met / total if total else 0.0
+
+
+def prompt_part(sides: Sides, rows: int, *, repeats: int, roofs: tuple[float, float], asked: float) -> bool:
+    tokens = tuple(torch.randint(0, 256, (rows,), generator=torch.Generator().manual_seed(1)).tolist())
+    sides.prompt_caches = sides.engine.caches(pages=len(sides.pages), page=PAGE, slots=1)
+    far = distance(sides.prefill(tokens), sides.model.forward(tokens)[-1])
+    best = paired(
+        {"engine": lambda: sides.prefill(tokens), "reference": lambda: sides.model.forward(tokens)},
+        device=sides.device,
+        repeats={"engine": 2 * repeats, "reference": repeats},
+    )
+    ours, theirs = [], []
+    for _ in range(repeats):
+        parts, found = Parts(sides.device), {}
+        sides.prefill(tokens, Recorder([parts]))
+        sides.model.forward(tokens, call=timed_call(found, sides.device))
+        ours.append(parts.found)
+        theirs.append(found)
+    return report(f"prefill of {rows} tokens", best, far, least(ours), least(theirs), asked=asked, roofs=roofs)
+
+
+def decode_part(sides: Sides, *, repeats: int, roofs: tuple[float, float], asked: float) -> bool:
+    def reference(**kwargs: Any) -> Tensor:
+        state = copy.copy(sides.state)
+        state.caches = [copy.copy(cache) for cache in sides.state.caches]  # `extend` rebinds and never writes in place
+        return sides.model.extend(state, (65,), **kwargs)[-1]
+
+    far = distance(sides.decode(), reference())
+    best = paired({"engine": sides.decode, "reference": reference}, device=sides.device, repeats=4 * repeats)
+    ours, theirs = [], []
+    for _ in range(2 * repeats):
+        parts, found = Parts(sides.device), {}
+        sides.decode(Recorder([parts]))
+        reference(call=timed_call(found, sides.device))
+        ours.append(parts.found)
+        theirs.append(found)
+    title = f"decode step at context {sides.context}, the reference with its caches"
+    met = report(title, best, far, least(ours), least(theirs), asked=asked, roofs=roofs)
+    tokens = torch.randint(0, 256, (sides.context + 1,), generator=torch.Generator().manual_seed(2))
+    begin = clock(sides.device)
+    sides.model.forward(tokens)
+    again = clock(sides.device) - begin
+    print(f"    against a reference that computes the whole context again: {again / best['engine']:.0f} times faster")
+    return met
+
+
+def report(
+    title: str,
+    best: dict[str, float],
+    far: float,
+    ours: dict[str, Spent],
+    theirs: dict[str, Spent],
+    *,
+    asked: float,
+    roofs: tuple[float, float],
+) -> bool:
+    """Prints one comparison; whether it is met: as a whole, or in every part that counts (95% of the operators' time)."""
+    faster = best["reference"] / best["engine"]
+    share = met_share(ours, theirs, asked=asked, roofs=roofs)
+    met = faster >= asked or share >= 0.95
+    print(f"\n{title}: engine {best['engine'] * 1e3:.1f} ms, reference {best['reference'] * 1e3:.1f} ms")
+    print(f"    {faster:.1f} times faster (asked: {asked:g}); answers differ by {far:.1e} of the logits' norm")
+    print(f"    {share:.0%} of the operators' time is {asked:g} times faster or at {ROOF:.0%} of the roof")
+    outside = best["engine"] - sum(p.seconds for p in ours.values())
+    print(f"    {max(outside, 0.0) * 1e3:.1f} ms of the engine's time outside its operators")
+    print("\n".join(table(ours, theirs, asked=asked, roofs=roofs)))
+    print(f"    {'met' if met else 'NOT MET'}")
+    return met and far < 1e-3
+
+
+def main(argv: list[str] | None = None) -> int:
+    ask = argparse.ArgumentParser(prog="bench.engine", description=__doc__.split("\n", 1)[0])
+    for name, default in (("hidden", 1024), ("layers", 16), ("prompt", 2048), ("context", 8192), ("repeats", 3)):
+        ask.add_argument(f"--{name}", type=int, default=default)
+    ask.add_argument("--device", default="cpu")
+    given = ask.parse_args(argv)
+    torch.set_num_threads(1)
+    device = torch.device(given.device)
+    positions = max(given.prompt, given.context) + 64
+    model = enlarged("speed", layers=given.layers, positions=positions, hidden_size=given.hidden)
+    roofs = gemm_roof(device), read_roof(device)
+    print(f"roofs of this run: GEMM {roofs[0] / 1e9:.1f} GFLOP/s, reading {roofs[1] / 1e9:.1f} GB/s, float32, one thread")
+    sides = Sides(str(directory_of(model)), context=given.context, device=device)
+    met = prompt_part(sides, given.prompt, repeats=given.repeats, roofs=roofs, asked=PREFILL)
+    met &= decode_part(sides, repeats=given.repeats, roofs=roofs, asked=DECODE)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
