@@ -13,8 +13,15 @@ def _weights_not_renormalised(files: JsonFiles) -> None:
     files["config.json"]["text_config"]["moe_renormalize"] = False
 
 
-def _bicubic_positions(files: JsonFiles) -> None:
+ROW_BREAK = 270
+
+
+def _images_in_rows(files: JsonFiles) -> None:
+    """A position table read bicubically; rows of an image that end with a break; positions with three axes."""
     files["config.json"]["vision_config"]["pos_emb_interpolation_mode"] = "bicubic"
+    files["config.json"]["day0check"] = {"mrope_section": [2, 3, 3], "image_break_token_id": ROW_BREAK}
+    added = files["tokenizer_config.json"]["added_tokens_decoder"]
+    added[str(ROW_BREAK)] = {"content": "<|row_break|>", "special": True}
 
 
 def _magnitude_scaled(files: JsonFiles) -> None:
@@ -25,6 +32,6 @@ def _magnitude_scaled(files: JsonFiles) -> None:
 # name -> (the preset it is a variant of, what is changed)
 FAULT_PRESETS: dict[str, tuple[str, Change]] = {
     "fault-moe": ("tiny", _weights_not_renormalised),
-    "fault-vl": ("tiny", _bicubic_positions),
+    "fault-vl": ("tiny", _images_in_rows),
     "fault-dsa": ("tiny-deepseek-v3.2", _magnitude_scaled),
 }

@@ -158,28 +158,37 @@ def kda(here: Here, x: Tensor, cache: KdaCache, *, chunk: int | None) -> Tensor:
 
 
 def full_attention(
-    here: Here, x: Tensor, cache: LatentCache, *, kind: str, form: str, shared_selection: Tensor | None
+    here: Here,
+    x: Tensor,
+    cache: LatentCache,
+    *,
+    kind: str,
+    form: str,
+    shared_selection: Tensor | None,
+    rotary: Tensor | None = None,
 ) -> Tensor:
     """Multi-head latent attention of x [T, D] over the cache and itself; the cache grows by T rows.
 
     `kind` "mla": every visible key; "dsa": the indexer's choice; "dsa_shared": `shared_selection`, the choice of the
     last layer that made one. `form`: "absorbed" works on the latent rows, "plain" on expanded keys and values; layers
-    that choose keys are always absorbed, as in every sparse kernel (one key head).
+    that choose keys are always absorbed, as in every sparse kernel (one key head). `rotary` [T, 3]: what the rows are
+    turned by, where that is not their position in the sequence.
     """
     m, before = here.config.mla, cache.latent.shape[0]
     positions = torch.arange(before, before + x.shape[0], device=x.device)
+    rotary = positions if rotary is None else rotary
     q, query_latent = _query(here, x)
     q_nope, q_rope = q.split([m.nope, m.rope], dim=-1)
     latent, key_rope = here("mla.latent", linear, x, weight=here.weight("self_attn.kv_a_proj_with_mqa")).split(
         [m.kv_lora, m.rope], dim=-1
     )
     latent = here.norm(latent, "self_attn.kv_a_layernorm", site="kv_latent", eps=m.latent_eps)
-    q_rope = _rotate(here, q_rope, positions, site="query", layout=here.config.rope.layout)
-    key_rope = _rotate(here, key_rope[:, None], positions, site="key", layout=here.config.rope.layout)[:, 0]
+    q_rope = _rotate(here, q_rope, rotary, site="query", layout=here.config.rope.layout)
+    key_rope = _rotate(here, key_rope[:, None], rotary, site="key", layout=here.config.rope.layout)[:, 0]
     cache.latent = torch.cat([cache.latent, torch.cat([latent, key_rope], dim=-1)])
     cache.selected = None if kind == "mla" else shared_selection
     if kind == "dsa":
-        cache.selected = _choose_keys(here, x, query_latent, cache, positions=positions)
+        cache.selected = _choose_keys(here, x, query_latent, cache, positions=positions, rotary=rotary)
     if form not in ("absorbed", "plain"):
         raise ValueError(f"form {form!r} of the attention is neither 'absorbed' nor 'plain'")
     attend = _plain if form == "plain" and kind == "mla" else _absorbed
@@ -205,17 +214,28 @@ def _rotate(here: Here, x: Tensor, positions: Tensor, *, site: str, layout: str)
     if layout == "none" or x.shape[-1] == 0:
         return x
     rope = here.config.rope
+    more = {} if rope.sections is None else {"sections": rope.sections}
     return here(
-        "rope.apply", apply_rope, x, positions=positions, theta=rope.theta, layout=layout, yarn=rope.yarn, site=site
+        "rope.apply",
+        apply_rope,
+        x,
+        positions=positions,
+        theta=rope.theta,
+        layout=layout,
+        yarn=rope.yarn,
+        site=site,
+        **more,
     )
 
 
-def _choose_keys(here: Here, x: Tensor, query_latent: Tensor, cache: LatentCache, *, positions: Tensor) -> Tensor:
+def _choose_keys(
+    here: Here, x: Tensor, query_latent: Tensor, cache: LatentCache, *, positions: Tensor, rotary: Tensor
+) -> Tensor:
     """The lightning indexer: positions int32 [T, k] that each row attends to, -1 for none; its key cache grows."""
     i = here.config.index
 
     def rotate_first(heads: Tensor, site: str) -> Tensor:
-        turned = _rotate(here, heads[..., : i.rope], positions, site=site, layout=i.rope_layout)
+        turned = _rotate(here, heads[..., : i.rope], rotary, site=site, layout=i.rope_layout)
         return torch.cat([turned, heads[..., i.rope :]], dim=-1)
 
     q = here("dsa.index_query", linear, query_latent, weight=here.weight("self_attn.indexer.wq_b"))

@@ -19,6 +19,7 @@ from reference import glm_vision, layers, residual, vision, vision_tower
 from reference.formats import mxfp4_decode
 from reference.layers import Call, Here, KdaCache, LatentCache, just_call
 from reference.linear import embed, linear_float32
+from reference.rope import rope_positions
 from reference.vision_tower import Image
 from reference.weights import Checkpoint
 
@@ -92,10 +93,12 @@ class OneByOne:
 
 @dataclass
 class State:
-    """What a request remembers between calls of `extend`: one cache per layer, and how many rows it has seen."""
+    """What a request remembers between calls of `extend`: one cache per layer, how many rows it has seen, and their
+    tokens where positions of later ones follow from them."""
 
     caches: list[KdaCache | LatentCache]
     length: int = 0
+    tokens: Tensor | None = None
 
 
 @dataclass
@@ -174,7 +177,7 @@ class Model:
         chunk = (
             (self.config.kda.chunk if ids.numel() > 1 else 0) if chunk_kda is None and self.config.kda else chunk_kda
         )
-        spine, selected = self._open(x), None
+        spine, selected, rotary = self._open(x), None, self._rotary(top, state, ids)
         for number, kind in enumerate(self.config.layers):
             here = self._here(f"layers.{number:02d}", f"layers.{number}.", call)
             h = here.norm(self._before_attention(here, spine, number), "input_layernorm", site="input")
@@ -182,7 +185,9 @@ class Model:
             if kind == "kda":
                 h = layers.kda(here, h, cache, chunk=chunk or None)
             else:
-                h = layers.full_attention(here, h, cache, kind=kind, form=form, shared_selection=selected)
+                h = layers.full_attention(
+                    here, h, cache, kind=kind, form=form, shared_selection=selected, rotary=rotary
+                )
                 selected = selected if cache.selected is None else cache.selected
             self._after_attention(here, spine, h, number)
             h = here.norm(self._before_mlp(here, spine), "post_attention_layernorm", site="post_attention")
@@ -192,6 +197,15 @@ class Model:
         x = top.norm(self._close(top, spine), "norm", site="final")
         head = top.weight("embed_tokens" if self.config.tied_head else "lm_head")
         return top("head.logits", linear_float32, x, weight=head)
+
+    def _rotary(self, top: Here, state: State, ids: Tensor) -> Tensor | None:
+        """Positions [T, 3] that the rows of `ids` are turned by; None where it is their place in the sequence."""
+        if self.config.rope.sections is None:
+            return None
+        state.tokens = ids if state.tokens is None else torch.cat([state.tokens, ids])
+        t = self.config.tokens
+        every = top("rope.positions", rope_positions, state.tokens, media_pad=t.media_pad, row_break=t.row_break)
+        return every[state.length :]
 
     def _here(self, place: str, prefix: str, call: Call) -> Here:
         return Here(place, prefix, self.config, self.weights, call)

@@ -27,8 +27,8 @@ def chat_turn(
     """One user turn up to where the assistant speaks: [bos if first] [user] images text [end_of_turn] [assistant].
 
     `image_sizes`: (width, height) in pixels of each image as it is in its file. An image is [media_begin] "image WxH"
-    [media_content] pads [media_end], with one pad per token that the image becomes. Raises ValueError when the model
-    has no vision or lacks one of the tokens.
+    [media_content] pads [media_end], with one pad per token that the image becomes, and a row break after each row of
+    them where the model has one. Raises ValueError when the model has no vision or lacks one of the tokens.
     """
     tokens = config.tokens
     turn = [_special(config, "bos")] if first else []
@@ -36,9 +36,13 @@ def chat_turn(
     if image_sizes and config.vision is None:
         raise ValueError(f"model {config.name} has no vision; the turn has {len(image_sizes)} images")
     for width, height in image_sizes:
-        pads = image_grid(width, height, config.vision).tokens
+        grid = image_grid(width, height, config.vision)
         turn += [_special(config, "media_begin"), *encode(f"image {width}x{height}"), _special(config, "media_content")]
-        turn += [tokens.media_pad] * pads
+        if tokens.row_break < 0:
+            turn += [tokens.media_pad] * grid.tokens
+        else:
+            rows = grid.rows // config.vision.merge
+            turn += ([tokens.media_pad] * (grid.tokens // rows) + [tokens.row_break]) * rows
         turn.append(_special(config, "media_end"))
     return [*turn, *encode(text), _special(config, "end_of_turn"), _special(config, "assistant")]
 

@@ -25,6 +25,7 @@ class Part:
     seed: int = 0
     pads_before: int = 0  # media pads of the request before these rows
     every_logits: bool = False  # of all its rows, whether or not a token is chosen after the last
+    before: tuple[int, ...] = ()  # the tokens at positions 0 .. start - 1, where the model's positions need them
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,15 @@ from day0check.accelerated.weights import Kda, read_model
 from day0check.accelerated.workspace import Workspace
 from day0check.errors import InputError
 from day0check.probe.recorder import Caller
+from day0check.probe.rows import RowMap
 from reference.weights import Checkpoint
 
 
 class Engine:
     """Runs steps of one model. `dtype` is the activation type; caches belong to the caller, weights to the engine.
 
-    `layouts`: who owns the memory of the pools "kv", "index" and "state", where it is not the engine.
+    `layouts`: who owns the memory of the pools "kv", "index" and "state", where it is not the engine. `ranks`: where the
+    model is cut over several; every rank runs the same steps.
     """
 
     def __init__(
@@ -33,10 +35,14 @@ class Engine:
         dtype: torch.dtype,
         device: torch.device,
         layouts: Mapping[str, Any] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         strict_sums()
-        self.config, self.dtype, self.device = checkpoint.config, dtype, device
-        self.model = read_model(checkpoint, dtype=dtype, device=device)
+        self.config, self.dtype, self.device, self.ranks = checkpoint.config, dtype, device, ranks
+        if ranks is None:
+            self.model = read_model(checkpoint, dtype=dtype, device=device)
+        else:
+            self.model, self.config = ranks.read(checkpoint, dtype=dtype, device=device)
         self.workspace = Workspace(self.model, device)
         self.layouts = dict(layouts or {})
         self.wanted_logits: Tensor | None = None  # [wanted rows, V] of the latest step, None when it wanted none
@@ -99,7 +105,9 @@ class Engine:
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def _decoder(self, caller: Caller, caches: Caches, batch: Batch, x: Tensor) -> list[int]:
-        step = layers.Step(self.config, caches, self.workspace, caller, batch)
+        step = layers.Step(self.config, caches, self.workspace, caller, batch, ranks=self.ranks)
+        if self.config.rope.sections is not None:
+            step.rotary = self._rotary(caller, batch)
         spine = make_spine(x, self.model, self.config)
         for number, layer in enumerate(self.model.layers):
             at = caller.at(f"layers.{number:02d}")
@@ -116,10 +124,26 @@ class Engine:
         wanted = torch.tensor(batch.wanted, device=x.device)
         return self._choose(caller, batch, spine.output(caller.at(""), wanted, batch.rows.take(batch.wanted)))
 
+    def _rotary(self, caller: Caller, batch: Batch) -> Tensor:
+        """Positions [rows, 3] that the step's rows are turned by, request by request from its first token."""
+        tokens, found = self.config.tokens, []
+        for part in batch.parts:
+            ids = torch.tensor((*part.before, *part.tokens), device=self.device)
+            every = caller.at("")(
+                "rope.positions",
+                ids,
+                row_map=RowMap((part.request,), (0,) * len(ids), tuple(range(len(ids)))),
+                media_pad=tokens.media_pad,
+                row_break=tokens.row_break,
+            )
+            found.append(every[part.start :])
+        return torch.cat(found)
+
     def _choose(self, caller: Caller, batch: Batch, x: Tensor) -> list[int]:
         at, rows = caller.at(""), batch.rows.take(batch.wanted)
         x = at("norm.rms", x, site="final", row_map=rows, weight=self.model.final_norm, eps=self.config.eps)
-        logits = self.wanted_logits = at("head.logits", x, row_map=rows, weight=self.model.head)
+        logits = at("head.logits", x, row_map=rows, weight=self.model.head)
+        logits = self.wanted_logits = logits if self.ranks is None else self.ranks.whole_logits(at, logits, rows)
         asking = [part for part in batch.parts if part.wants_logits]
         if not asking:
             return []

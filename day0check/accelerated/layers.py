@@ -6,6 +6,7 @@ Each takes the normed input [rows, D] and gives what the residual spine adds; ev
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,7 +19,11 @@ from day0check.accelerated.pools import PoolPlan, plan_pools
 from day0check.accelerated.workspace import PARTS, Workspace
 from day0check.probe.recorder import Caller, Here
 from day0check.probe.registry import Whole
+from day0check.probe.rows import RowMap
 from reference.config import ModelConfig
+
+if TYPE_CHECKING:
+    from day0check.accelerated.parallel.ranks import Ranks
 
 
 @dataclass
@@ -35,6 +40,8 @@ class Step:
     picked: Tensor | None = None
     plan: PoolPlan | None = None
     plan_slots: Tensor | None = None
+    rotary: Tensor | None = None  # [rows, 3], where the model turns rows by more than their place in the sequence
+    ranks: Ranks | None = None  # where the model is cut over several
     activation: dict = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,20 +52,19 @@ class Step:
         """Whether somebody looks at row maps."""
         return bool(self.caller.recorder.observers) or self.caller.recorder.heartbeat is not None
 
+    def reduced(self, at: Here, y: Tensor, site: str) -> Tensor:
+        """`y` [rows, D], which is this rank's part of a sum where sublayers are cut over ranks, as the sum."""
+        return y if self.ranks is None else self.ranks.reduced(at, y, site)
+
     def rotated(self, at: Here, x: Tensor, site: str, layout: str) -> Tensor:
         """`x` [rows, heads, d] rotated at the step's positions, or as it is when the model has no RoPE."""
         if layout == "none" or x.shape[-1] == 0:
             return x
         rope = self.config.rope
-        return at(
-            "rope.apply",
-            x,
-            site=site,
-            positions=self.batch.positions,
-            theta=rope.theta,
-            layout=layout,
-            yarn=rope.yarn,
-        )
+        turns = {"positions": self.batch.positions}
+        if rope.sections is not None:
+            turns = {"positions": self.rotary, "sections": rope.sections}
+        return at("rope.apply", x, site=site, theta=rope.theta, layout=layout, yarn=rope.yarn, **turns)
 
     def page_slots(self) -> Tensor:
         """Flat slots of the step's rows, asked for once a step."""
@@ -132,7 +138,8 @@ def kda(step: Step, at: Here, layer: int, x: Tensor, p: w.Kda) -> Tensor:
     gate = x
     for site, weight in zip(("gate",) if len(p.gate) == 1 else ("gate_a", "gate_b"), p.gate, strict=True):
         gate = at("kda.project", gate, site=site, weight=weight)
-    return at("kda.output", y, gate=gate, norm_weight=p.norm, weight=p.output, eps=step.config.eps)
+    y = at("kda.output", y, gate=gate, norm_weight=p.norm, weight=p.output, eps=step.config.eps)
+    return step.reduced(at, y, "attention")
 
 
 def mla(step: Step, at: Here, layer: int, x: Tensor, p: w.Mla) -> Tensor:
@@ -158,7 +165,7 @@ def mla(step: Step, at: Here, layer: int, x: Tensor, p: w.Mla) -> Tensor:
     z = attend(step, at, layer, absorbed)
     y = at("mla.value", z, weight=p.value).flatten(1)
     gate = None if p.gate is None else at("mla.gate", x, weight=p.gate)
-    return at("mla.output", y, gate=gate, weight=p.output)
+    return step.reduced(at, at("mla.output", y, gate=gate, weight=p.output), "attention")
 
 
 def _sparse(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
@@ -188,12 +195,29 @@ def _dense(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
 def feed_forward(step: Step, at: Here, x: Tensor, p: w.Mlp | w.Moe) -> Tensor:
     """The second sublayer: a dense MLP, or routed experts (in their latent) plus the shared one."""
     if isinstance(p, w.Mlp):
-        return at("mlp.dense", x, gate=p.gate, up=p.up, down=p.down, **step.activation)
+        y = at("mlp.dense", x, gate=p.gate, up=p.up, down=p.down, **step.activation)
+        return step.reduced(at, y, "mlp")
+    if step.ranks is not None and step.ranks.placement is not None:
+        y = step.ranks.routed(step, at, x, p)
+    else:
+        ids, weights, inner = route(step, at, x, p)
+        y = step.reduced(at, combined(step, at, p, inner, ids, weights), "routed")
+        y = routed_output(step, at, p, y)
+    if p.shared is None:
+        return y
+    s = p.shared
+    shared = at("moe.shared", x, gate=s.gate, up=s.up, down=s.down, **step.activation)
+    return at("residual.add", y, site="moe", y=step.reduced(at, shared, "shared"))
+
+
+def route(step: Step, at: Here, x: Tensor, p: w.Moe, row_map: RowMap | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Experts [rows, k] of the rows `x`, their weights, and what is sent to them [rows, L]."""
     m = step.config.moe
-    scores = at("moe.scores", x, weight=p.router, scoring=m.scoring)
+    scores = at("moe.scores", x, row_map=row_map, weight=p.router, scoring=m.scoring)
     ids, weights = at(
         "moe.route",
         scores,
+        row_map=row_map,
         bias=p.bias,
         k=m.topk,
         groups=m.groups,
@@ -201,26 +225,37 @@ def feed_forward(step: Step, at: Here, x: Tensor, p: w.Mlp | w.Moe) -> Tensor:
         renormalise=m.renormalise,
         scale=m.scale,
     )
-    inner = x if p.down is None else at("moe.down", x, weight=p.down)
+    return ids, weights, x if p.down is None else at("moe.down", x, row_map=row_map, weight=p.down)
+
+
+def combined(step: Step, at: Here, p: w.Moe, inner: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Sums [rows, L] over the experts `ids` of each row, -1 for none, on the rows `inner` of the step."""
+    m = step.config.moe
     pairs, order, active, offsets = at("moe.dispatch", inner, ids=ids, experts=m.experts)
     row_map = None
     if step.watched():
         row_map = step.batch.rows.take(order.div(m.topk, rounding_mode="floor").tolist())
-    whole = Whole(p, lambda: _every(step, at, p), active)
+    y = computed(step, at, p, pairs, active, offsets, row_map)
+    return at("moe.combine", y, order=order, weights=weights)
+
+
+def computed(
+    step: Step, at: Here, p: w.Moe, pairs: Tensor, active: Tensor, offsets: Tensor, row_map: RowMap | None
+) -> Tensor:
+    """The output [pairs, L] of each pair's expert; those of expert active[a] are pairs[offsets[a] : offsets[a + 1]]."""
+    held = active if step.ranks is None else step.ranks.numbers_of(active)
+    whole = Whole(p, lambda: _every(step, at, p), held)
     prepared = step.caller.operators.prepares("moe.experts", step.batch.phase)
     # nobody reads the weights that a prepared kernel has in its own form, unless a judge looks on
-    used = {} if prepared and not step.watched() else _active(step, at, p, active)
-    y = at("moe.experts", pairs, row_map=row_map, whole=whole, offsets=offsets, **used, **step.activation)
-    y = at("moe.combine", y, order=order, weights=weights)
+    used = {} if prepared and not step.watched() else _active(step, at, p, held)
+    return at("moe.experts", pairs, row_map=row_map, whole=whole, offsets=offsets, **used, **step.activation)
+
+
+def routed_output(step: Step, at: Here, p: w.Moe, y: Tensor, row_map: RowMap | None = None) -> Tensor:
+    """The routed part [rows, D] of the sublayer from the sums `y` [rows, L] over experts."""
     if p.norm is not None:
-        y = at("norm.rms", y, site="routed_expert", weight=p.norm, eps=step.config.eps)
-    if p.up is not None:
-        y = at("moe.up", y, weight=p.up)
-    if p.shared is None:
-        return y
-    s = p.shared
-    shared = at("moe.shared", x, gate=s.gate, up=s.up, down=s.down, **step.activation)
-    return at("residual.add", y, site="moe", y=shared)
+        y = at("norm.rms", y, site="routed_expert", row_map=row_map, weight=p.norm, eps=step.config.eps)
+    return y if p.up is None else at("moe.up", y, row_map=row_map, weight=p.up)
 
 
 def _active(step: Step, at: Here, p: w.Moe, active: Tensor) -> dict[str, Tensor]:

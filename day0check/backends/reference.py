@@ -206,7 +206,7 @@ class _Caller:
             return RowMap.concatenate(self._patches)
         if operator == "moe.experts":
             return self._pairs
-        if operator == "mla.expand":  # its rows are all keys of the request
+        if operator in ("mla.expand", "rope.positions"):  # their rows are all rows of the request so far
             keys = first.shape[0]
             return RowMap(self.rows.requests, (0,) * keys, tuple(range(keys)))
         return None

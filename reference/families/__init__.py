@@ -13,6 +13,7 @@ from reference.families.keys import Keys
 from reference.families.kimi_k3 import kimi_k3, kimi_linear
 from reference.families.kimi_k25 import kimi_k25
 from reference.families.parts import SPECIAL_TEXTS
+from reference.families.switches import with_switches
 
 __all__ = ["READERS", "SPECIAL_TEXTS", "read_config", "read_config_and_rest"]
 
@@ -57,7 +58,7 @@ def read_config_and_rest(
             todo=f"known model types: {', '.join(sorted(READERS))}",
         )
     try:
-        config = READERS[family](keys, preprocessor or {}, tokenizer or {})
+        config = with_switches(READERS[family](keys, preprocessor or {}, tokenizer or {}), keys)
     except (TypeError, ZeroDivisionError) as error:
         raise CheckpointError(f"the configuration makes no sense: {error}", where="config.json") from error
     _check(config)

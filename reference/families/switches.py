@@ -1,0 +1,40 @@
+"""Switches that no release has and known faults need: the part `day0check` of a preset's config.json.
+
+They are laid over what the family's reader made of the rest. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from reference.config import ModelConfig
+from reference.errors import CheckpointError
+from reference.families.keys import Keys
+
+PART = "day0check"
+
+
+def with_switches(config: ModelConfig, keys: Keys) -> ModelConfig:
+    """The configuration with the switches of config.json's own part; the same where there is none.
+
+    `mrope_section`: [temporal, height, width] numbers of channel pairs. `image_break_token_id`: ends each row of an
+    image. Raises CheckpointError for a switch that does not fit the model.
+    """
+    own = keys.part(PART, optional=True)
+    if own is None:
+        return config
+    sections = own.integers("mrope_section", None)
+    if sections is not None:
+        _must(len(sections) == 3 and all(count > 0 for count in sections), own, "mrope_section must be 3 numbers")
+        _must(2 * sum(sections) == config.mla.rope, own, "mrope_section must add up to half of qk_rope_head_dim")
+        rotated = config.index is None or config.index.rope in (0, config.mla.rope)
+        _must(rotated, own, "mrope_section needs an indexer that is rotated like the attention")
+        config = replace(config, rope=replace(config.rope, sections=tuple(sections)))
+    row_break = own.integer("image_break_token_id", -1)
+    _must(-1 <= row_break < config.vocab, own, f"image_break_token_id must be below {config.vocab}")
+    return replace(config, tokens=replace(config.tokens, row_break=row_break))
+
+
+def _must(holds: bool, own: Keys, what: str) -> None:
+    if not holds:
+        raise CheckpointError(what, where=f"config.json: {own.path}")
