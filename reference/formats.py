@@ -147,3 +147,24 @@ def block_fp8_decode(payload: Tensor, weight_scale_inv: Tensor, *, dtype: torch.
         )
     rows = torch.arange(payload.shape[0], device=payload.device) // FP8_BLOCK
     return fp8_columns_decode(payload, weight_scale_inv[rows], dtype=dtype)
+
+
+def e4m3_rows_encode(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(codes float8_e4m3fn [rows, K], scale float32 [rows, ceil(K/128)]) of rows [rows, K], each block of 128 columns
+    scaled by amax / 448, by 1 where it is all zero (DeepSeek-V3, activations)."""
+    blocks = math.ceil(x.shape[1] / FP8_BLOCK)
+    padded = torch.zeros(x.shape[0], blocks * FP8_BLOCK, dtype=torch.float32, device=x.device)
+    padded[:, : x.shape[1]] = x
+    padded = padded.unflatten(1, (blocks, FP8_BLOCK))
+    amax = padded.abs().amax(-1)
+    scale = torch.where(amax > 0, amax / E4M3_MAX, 1.0)
+    codes = e4m3_encode(padded / scale[..., None]).view(torch.uint8).flatten(1)[:, : x.shape[1]]
+    return codes.contiguous().view(torch.float8_e4m3fn), scale
+
+
+def rows_decode(x: Tensor, x_scale: Tensor | None) -> tuple[Tensor, torch.dtype]:
+    """(values of rows that may be E4M3 codes with a scale per 128 columns, the dtype that a result made of them has:
+    that of plain rows, bfloat16 for codes)."""
+    if x_scale is None:
+        return x, x.dtype
+    return fp8_columns_decode(x, x_scale, dtype=torch.float32), torch.bfloat16

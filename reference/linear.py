@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from reference.formats import rows_decode
 from reference.rounding import Round, exact, wide
 
 
@@ -13,14 +14,20 @@ def embed(ids: Tensor, *, weight: Tensor) -> Tensor:
     return weight[ids]
 
 
-def linear(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, round: Round = exact) -> Tensor:
-    """x W^T (+ bias), summed in at least float32: x [rows, in], weight [out, in] -> [rows, out] in x's dtype."""
-    return _product(x, weight, bias, round).to(x.dtype)
+def linear(
+    x: Tensor, *, weight: Tensor, bias: Tensor | None = None, x_scale: Tensor | None = None, round: Round = exact
+) -> Tensor:
+    """x W^T (+ bias), summed in at least float32: x [rows, in], weight [out, in] -> [rows, out] in x's dtype. With
+    `x_scale` [rows, ceil(in/128)], x holds E4M3 codes of values code * scale, and the result is bfloat16."""
+    values, dtype = rows_decode(x, x_scale)
+    return _product(values, weight, bias, round).to(dtype)
 
 
-def linear_float32(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, round: Round = exact) -> Tensor:
+def linear_float32(
+    x: Tensor, *, weight: Tensor, bias: Tensor | None = None, x_scale: Tensor | None = None, round: Round = exact
+) -> Tensor:
     """`linear` whose result stays in at least float32 (logits)."""
-    return _product(x, weight, bias, round)
+    return _product(rows_decode(x, x_scale)[0], weight, bias, round)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, round: Round) -> Tensor:

@@ -10,7 +10,16 @@ import itertools
 import torch
 from torch import Tensor
 
-from reference.formats import E8M0_NAN, FP8_BLOCK, MX_GROUP, e2m1_decode, e4m3_encode, fp8_columns_decode, mxfp4_unpack
+from reference.formats import (
+    E8M0_NAN,
+    FP8_BLOCK,
+    MX_GROUP,
+    e2m1_decode,
+    e4m3_encode,
+    fp8_columns_decode,
+    mxfp4_unpack,
+    rows_decode,
+)
 from reference.ordering import NEVER, best, rank
 from reference.rounding import Round, exact, wide
 
@@ -104,13 +113,16 @@ def mlp(
     beta: float | None = None,
     linear_beta: float | None = None,
     limit: float | None = None,
+    x_scale: Tensor | None = None,
     round: Round = exact,
 ) -> Tensor:
-    """act(x gate^T, x up^T) down^T: x [rows, D], gate and up [I, D], down [D, I] -> [rows, D] in x's dtype."""
-    a, wg, wu, wd = wide(x, gate, up, down)
+    """act(x gate^T, x up^T) down^T: x [rows, D], gate and up [I, D], down [D, I] -> [rows, D] in x's dtype; x may be
+    E4M3 codes with `x_scale`, as in `reference.linear.linear`."""
+    values, dtype = rows_decode(x, x_scale)
+    a, wg, wu, wd = wide(values, gate, up, down)
     g, u = round("gate", a @ wg.T), round("up", a @ wu.T)
     h = round("h", activate(g, u, activation=activation, beta=beta, linear_beta=linear_beta, limit=limit))
-    return round("out", h @ wd.T).to(x.dtype)
+    return round("out", h @ wd.T).to(dtype)
 
 
 def experts(
@@ -127,15 +139,17 @@ def experts(
     beta: float | None = None,
     linear_beta: float | None = None,
     limit: float | None = None,
+    x_scale: Tensor | None = None,
     round: Round = exact,
 ) -> Tensor:
     """act(x w1^T, x w3^T) w2^T of active expert a on the pairs offsets[a]:offsets[a + 1].
 
     x [pairs, L], w1 (gate) and w3 (up) [A, I, L], w2 (down) [A, L, I] -> [pairs, L] in x's dtype. A weight with a
     scale [A, rows, ceil(columns/128)] is an FP8 payload and is decoded exactly, one expert at a time. The inner points
-    are called once per expert.
+    are called once per expert. x may be E4M3 codes with `x_scale`, as in `reference.linear.linear`.
     """
-    (a,) = wide(x)
+    values, dtype = rows_decode(x, x_scale)
+    (a,) = wide(values)
     if any(w.dtype == torch.float64 for w in (w1, w3, w2)):
         a = a.to(torch.float64)
     y = a.new_zeros(x.shape[0], w2.shape[1])
@@ -151,7 +165,7 @@ def experts(
         g, u = round("gate", own @ gate.T), round("up", own @ up.T)
         h = round("h", activate(g, u, activation=activation, beta=beta, linear_beta=linear_beta, limit=limit))
         y[start:end] = h @ down.T
-    return round("out", y).to(x.dtype)
+    return round("out", y).to(dtype)
 
 
 def combine(y: Tensor, *, order: Tensor, weights: Tensor, round: Round = exact) -> Tensor:

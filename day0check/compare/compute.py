@@ -95,7 +95,7 @@ def _judge_block(
     thorough: bool,
 ) -> list[Judgement]:
     contract = replay.contract
-    replay = _with_plain_weights(replay.wide(torch.float64))
+    replay = _with_plain_weights(_with_plain_rows(replay.wide(torch.float64)))
     oracle = tuple(r.to(torch.float64) if r.is_floating_point() else r for r in replay.run())
     if len(oracle) != len(results):
         return [_miscounted(len(results), len(oracle))]
@@ -203,6 +203,13 @@ def inner_variance(replay: Replay, points: Mapping[str, str]) -> torch.Tensor | 
         return _sparse_variance(variance, **arguments)
     squared = _decoded(replay, matrix).square()
     return replay.changed(**{matrix: squared}, **dict.fromkeys(dropped)).run(variance)[0]
+
+
+def _with_plain_rows(replay: Replay) -> Replay:
+    """The candidate's own codes of its activations as the values that they mean."""
+    if replay.arguments.get("x_scale") is None:
+        return replay
+    return replay.changed(x=_decoded(replay, "x"), x_scale=None)
 
 
 def _with_plain_weights(replay: Replay) -> Replay:

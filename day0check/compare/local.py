@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ from day0check.compare.forms import beside_other_forms
 from day0check.compare.judgement import Judgement, merge
 from day0check.compare.owned_pools import logical
 from day0check.compare.pooling import Seen, copied, held, joined, signature
+from day0check.compare.quantise import judge_quantiser
 from day0check.compare.replay import Replay, named
 from day0check.compare.row_digest import hexadecimal, plain_weights, row_weights, weighted_sum
 from day0check.contracts import CONTRACTS
 from day0check.contracts.contract import Contract
-from day0check.contracts.profiles import Profile
+from day0check.contracts.profiles import QUANTISED, Profile
 from day0check.probe.recorder import Call, Observer
 from day0check.probe.rows import PADDING, RowMap
 from day0check.types import Measure
@@ -211,6 +212,8 @@ class Judge(Observer):
         contract = replay.contract
         if contract.mutates:
             return judge_write(replay)
+        if contract.name == "quantise.rows":
+            return [self._as_claimed(tally, j) for j in judge_quantiser(replay.arguments["x"], results)]
         if contract.name == "moe.convert":
             return judge_conversion(replay, results, self._decoded)
         if contract.kind in ("exact", "move"):
@@ -225,6 +228,20 @@ class Judge(Observer):
             self._explained |= {at} if failed else set()
             return beside_other_forms(judged, replay, results, self.profile, seed=draw, keep=keep)
         return judged
+
+    def _as_claimed(self, tally: _Tally, judgement: Judgement) -> Judgement:
+        """A quantiser is no finding of its own where the profile claims that it quantises; alone it is always tried."""
+        if self.profile.inputs or not judgement.passed or tally.tap.startswith("operators."):
+            return judgement
+        message = (
+            f"activations are quantised, which profile {self.profile.name} does not claim; "
+            f"consistent with profile {QUANTISED}"
+        )
+        kept = {
+            "statistics": judgement.statistics | {"unclaimed": 1.0},
+            "limits": judgement.limits | {"unclaimed": 0.0},
+        }
+        return replace(judgement, failing="unclaimed", row=0, pattern="another profile", message=message, **kept)
 
     def _draw(self, tally: _Tally, order: int) -> int:
         text = f"{self.seed}/{tally.tap}/{tally.phase}/{order}"

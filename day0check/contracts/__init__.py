@@ -14,6 +14,7 @@ from day0check.contracts import (
     moe,
     output,
     pools,
+    quantise,
     serve,
     spine,
     towers,
@@ -22,7 +23,24 @@ from day0check.contracts import (
 )
 from day0check.contracts.contract import Arg, Contract, Cost, Direction, Form, Result
 
-FAMILIES = (load, batch, vision, towers, spine, mla, dsa, pools, cache, kda, moe, output, serve, comm, variants)
+FAMILIES = (
+    load,
+    batch,
+    vision,
+    towers,
+    spine,
+    mla,
+    dsa,
+    pools,
+    cache,
+    kda,
+    moe,
+    quantise,
+    output,
+    serve,
+    comm,
+    variants,
+)
 CONTRACTS: dict[str, Contract] = {c.name: c for family in FAMILIES for c in family.CONTRACTS}
 
 __all__ = ["CONTRACTS", "FAMILIES", "Arg", "Contract", "Cost", "Direction", "Form", "Result"]

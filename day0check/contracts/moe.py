@@ -3,7 +3,18 @@
 A pair is one (row, choice); pair number = row * k + choice. `order` lists pair numbers sorted by expert (stable).
 """
 
-from day0check.contracts.contract import OFFSETS, Contract, Direction, Form, Result, linear, rows, shared, static
+from day0check.contracts.contract import (
+    OFFSETS,
+    X_SCALE,
+    Contract,
+    Direction,
+    Form,
+    Result,
+    linear,
+    rows,
+    shared,
+    static,
+)
 from day0check.contracts.spine import ACTIVATION_ARGS
 
 CONTRACTS = (
@@ -66,6 +77,7 @@ CONTRACTS = (
             shared("w3_scale", "A I L/128", "float32", optional=True),
             shared("w2_scale", "A L I/128", "float32", optional=True),
             *ACTIVATION_ARGS,
+            X_SCALE,
         ),
         (Result("y", "pairs L", rows="pairs"),),
         "reference.moe:experts",
@@ -96,6 +108,7 @@ CONTRACTS = (
             shared("up", "I D"),
             shared("down", "D I"),
             *ACTIVATION_ARGS,
+            X_SCALE,
         ),
         (Result("y", "rows D"),),
         "reference.moe:mlp",

@@ -7,7 +7,7 @@ profile lists is legal (it lies closer to the oracle).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,6 +23,8 @@ class Profile:
     `act_dtype`: what "act" means in a contract, by torch's dtype name. `points[operator][point]`: dtype name of the
     rounding there; operators that round nowhere are absent. `forms[operator]`: the legal form that the points follow.
     `base`: the built-in profile that it is or comes from, by which a backend knows what to load.
+    `inputs[operator]`: the block format (`compare/rounding.py:BLOCK_FORMATS`) to which its first argument may be
+    quantised, inside the operator or before it by `quantise.rows`.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Profile:
     points: Mapping[str, Mapping[str, str]]
     forms: Mapping[str, str]
     base: str = ""
+    inputs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def points_of(self, operator: str) -> Mapping[str, str]:
         """Rounding points of an operator under this profile, empty when it rounds nowhere."""
@@ -76,6 +79,25 @@ EAGER_FORMS: dict[str, str] = {
     "kda.attention": "chunked_bf16",
     "comm.all_reduce": "running",
 }
+
+
+QUANTISED = "fp8-activations"
+FP8_BLOCKS = "float8_e4m3fn/128"  # E4M3 with a scale per row and 128 columns
+# What runs in FP8 there, as in DeepSeek-V3: the linears of decoder layers and the first matrices of their MLPs and
+# experts. Router, index head weights and index keys, attention, what lies inside fused operators and the head stay.
+FP8_INPUTS = (
+    "mla.query",
+    "mla.latent",
+    "mla.expand",
+    "mla.gate",
+    "dsa.index_query",
+    "kda.project",
+    "mlp.dense",
+    "moe.down",
+    "moe.up",
+    "moe.shared",
+    "moe.experts",
+)
 
 
 def _form_points(contract: Contract, form: str | None) -> tuple[str, ...]:
@@ -142,6 +164,10 @@ def profile_with_form(act_dtype: str, operator: str, form: str) -> str:
 PROFILES: dict[str, Profile] = {
     "bf16": make_profile("bf16", "bfloat16", FUSED_FORMS),
     "eager-bf16": make_profile("eager-bf16", "bfloat16", EAGER_FORMS),
+    QUANTISED: replace(
+        make_profile(QUANTISED, "bfloat16", FUSED_FORMS),
+        inputs=MappingProxyType(dict.fromkeys(FP8_INPUTS, FP8_BLOCKS)),
+    ),
     "fp32": make_profile("fp32", "float32", FUSED_FORMS),
 }
 

@@ -1,6 +1,6 @@
 """Input and residual spine: D hidden, V vocabulary, n sources, N streams, I width of the MLP."""
 
-from day0check.contracts.contract import Contract, Direction, Form, Result, pool, rows, shared, static
+from day0check.contracts.contract import X_SCALE, Contract, Direction, Form, Result, pool, rows, shared, static
 
 ACTIVATION_ARGS = (
     static("activation"),
@@ -161,6 +161,7 @@ CONTRACTS = (
             shared("up", "I D"),
             shared("down", "D I"),
             *ACTIVATION_ARGS,
+            X_SCALE,
         ),
         (Result("y", "rows D"),),
         "reference.moe:mlp",

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+SCALE_COLUMNS = 128  # columns of a row that share the scale of its FP8 codes
 BLOCK_ELEMENTS = 1 << 22  # largest float32 intermediate of a blocked operator: 16 MiB
 
 
@@ -25,8 +26,18 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return a @ weight.to(a.dtype).T
 
 
-def linear(x: Tensor, *, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T (+ bias), float32 sums, rounded once to the type of `x` [..., in]; `weight` [out, in]."""
+def dequantised(x: Tensor, scale: Tensor) -> Tensor:
+    """E4M3 codes [rows, in] times their scale [rows, ceil(in/128)] per 128 columns, float32."""
+    columns = x.shape[-1]
+    whole = scale.repeat_interleave(SCALE_COLUMNS, -1)
+    return x.float() * whole[..., :columns]
+
+
+def linear(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, x_scale: Tensor | None = None) -> Tensor:
+    """x W^T (+ bias), float32 sums, rounded once to the type of `x` [..., in]; `weight` [out, in]. With `x_scale`, `x`
+    holds E4M3 codes with a scale per 128 columns and the result has the type of `weight`."""
+    if x_scale is not None:
+        return linear(dequantised(x, x_scale), weight=weight, bias=bias).to(weight.dtype)
     if x.device.type != "cpu" or x.dtype in (torch.float32, torch.float64):
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     y = product(x, weight)

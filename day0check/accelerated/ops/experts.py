@@ -8,7 +8,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from day0check.accelerated.ops.arithmetic import product, wide
+from day0check.accelerated.ops.arithmetic import dequantised, product, wide
 from day0check.accelerated.ops.index import ordered
 from day0check.accelerated.ops.spine import gated
 
@@ -179,12 +179,16 @@ def experts(
     beta: float | None = None,
     linear_beta: float | None = None,
     limit: float | None = None,
+    x_scale: Tensor | None = None,
 ) -> Tensor:
     """act(x w1^T, x w3^T) w2^T of each active expert on its own pairs; h and the result are rounded (form "fused").
 
     `x` [pairs, L], rows offsets[a]:offsets[a+1] belong to expert a; `w1`, `w3` [A, I, L], `w2` [A, L, I].
+    With `x_scale`, `x` holds E4M3 codes with a scale per 128 columns, and h and the result are bfloat16.
     """
-    y = torch.empty_like(x)
+    out = x.dtype if x_scale is None else torch.bfloat16
+    x = x if x_scale is None else dequantised(x, x_scale)
+    y = torch.empty_like(x, dtype=out)
     dtype = wide(x).dtype
     bounds = offsets.tolist()
     for a, (start, stop) in enumerate(itertools.pairwise(bounds)):
@@ -193,6 +197,6 @@ def experts(
             decode(w[a], None if s is None else s[a], dtype)
             for w, s in ((w1, w1_scale), (w3, w3_scale), (w2, w2_scale))
         )
-        h = gated(mine @ first.T, mine @ third.T, activation, beta, linear_beta, limit).to(x.dtype)
-        y[start:stop] = (h.to(dtype) @ second.T).to(x.dtype)
+        h = gated(mine @ first.T, mine @ third.T, activation, beta, linear_beta, limit).to(out)
+        y[start:stop] = (h.to(dtype) @ second.T).to(out)
     return y

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from day0check.accelerated.ops.arithmetic import linear, product, wide
+from day0check.accelerated.ops.arithmetic import dequantised, linear, product, wide
 
 
 def embed_tokens(ids: Tensor, *, weight: Tensor) -> Tensor:
@@ -109,7 +109,11 @@ def mlp(
     beta: float | None = None,
     linear_beta: float | None = None,
     limit: float | None = None,
+    x_scale: Tensor | None = None,
 ) -> Tensor:
-    """act(x gate^T, x up^T) down^T with `x` [rows, D]; only h and the result are rounded (form "fused")."""
-    h = gated(product(x, gate), product(x, up), activation, beta, linear_beta, limit).to(x.dtype)
+    """act(x gate^T, x up^T) down^T with `x` [rows, D]; only h and the result are rounded (form "fused"). `x_scale` as
+    in `linear`."""
+    dtype = x.dtype if x_scale is None else down.dtype
+    x = x if x_scale is None else dequantised(x, x_scale)
+    h = gated(product(x, gate), product(x, up), activation, beta, linear_beta, limit).to(dtype)
     return linear(h, weight=down)
