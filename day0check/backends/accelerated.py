@@ -9,6 +9,7 @@ import torch
 from day0check.accelerated.cache import CachePools
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.ops import TABLE, WEIGHTS
+from day0check.accelerated.quantised import QuantisingCaller
 from day0check.accelerated.scheduler import Scheduler
 from day0check.errors import UsageError
 from day0check.probe.recorder import Caller, Recorder
@@ -16,7 +17,9 @@ from day0check.probe.registry import Operators
 from day0check.types import Outputs, Request, Schedule
 from reference.weights import Checkpoint
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# Under eager-bf16 our operators round less often than that profile allows; those of an operators file need not.
+DTYPES = {"bf16": torch.bfloat16, "eager-bf16": torch.bfloat16, "fp32": torch.float32}
+QUANTISING = {"fp8-activations": torch.bfloat16}  # what lies between the linears
 
 
 class Accelerated:
@@ -25,6 +28,7 @@ class Accelerated:
     def __init__(self) -> None:
         self._operators = Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state"))
         self._engine: Engine | None = None
+        self._caller: type[Caller] = Caller
         self._pools: CachePools | None = None
 
     def capabilities(self) -> set[str]:
@@ -39,15 +43,17 @@ class Accelerated:
         Raises UsageError for an unknown profile or device, Unavailable for what this engine cannot do, CheckpointError
         for what it cannot read.
         """
-        if profile not in DTYPES:
+        dtypes = DTYPES | QUANTISING
+        if profile not in dtypes:
             raise UsageError(
                 f"the accelerated backend has no profile {profile!r}",
                 where="--profile",
-                todo=f"use {', '.join(DTYPES)}",
+                todo=f"use {', '.join(dtypes)}",
             )
+        self._caller = QuantisingCaller if profile in QUANTISING else Caller
         self._engine = Engine(
             Checkpoint(model_dir),
-            dtype=DTYPES[profile],
+            dtype=dtypes[profile],
             device=find_device(device),
             layouts=self._operators.layouts,
         )
@@ -56,7 +62,7 @@ class Accelerated:
         """Runs `requests` to their end. Raises UsageError before `load`, InputError for requests that make no sense."""
         if self._engine is None:
             raise UsageError("no model is loaded", where="accelerated backend", todo="call load first")
-        scheduler = Scheduler(self._engine, requests, schedule, Caller(self._operators, recorder))
+        scheduler = Scheduler(self._engine, requests, schedule, self._caller(self._operators, recorder))
         self._pools = CachePools(scheduler.caches, scheduler.tenancies)
         return scheduler.run()
 

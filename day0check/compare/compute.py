@@ -11,7 +11,7 @@ from day0check.compare.directions import STEP, Parameter
 from day0check.compare.judgement import Judgement, merge
 from day0check.compare.metrics import Expected, judge_result
 from day0check.compare.replay import Replay
-from day0check.compare.rounding import Rounder, random_variance, ulp
+from day0check.compare.rounding import Mode, Rounder, random_variance, round_blocks, ulp
 from day0check.compare.sums import float32_floor, simple_floor
 from day0check.contracts.profiles import Profile
 
@@ -95,6 +95,7 @@ def _judge_block(
     thorough: bool,
 ) -> list[Judgement]:
     contract = replay.contract
+    block = profile.inputs.get(contract.name) if replay.arguments.get("x_scale") is None else None
     replay = _with_plain_weights(_with_plain_rows(replay.wide(torch.float64)))
     oracle = tuple(r.to(torch.float64) if r.is_floating_point() else r for r in replay.run())
     if len(oracle) != len(results):
@@ -103,10 +104,12 @@ def _judge_block(
     generator = torch.Generator(device=results[0].device).manual_seed(seed)
     replicates: list[tuple[torch.Tensor, ...]] = []
     internal = None
-    if inner:
-        for _ in range(_replicates(inner, len(results[0]) if results[0].dim() else 1)):
-            replicates.append(replay.run(Rounder(points, "random", generator, leave=("out",))))
-        internal = inner_variance(replay, points)
+    if inner or block is not None:
+        rows = len(results[0]) if results[0].dim() else 1
+        for _ in range(_replicates(("x", *inner) if block is not None else inner, rows)):
+            used = replay if block is None else _quantised(replay, block, "random", generator)
+            replicates.append(used.run(Rounder(points, "random", generator, leave=("out",))))
+        internal = inner_variance(replay, points) if block is None else None
         if "operands" in inner:  # a strongly decayed row is so small that float32 sums of the others show in it
             floors = float32_floor(replay, oracle, generator)
         else:
@@ -114,7 +117,8 @@ def _judge_block(
     else:
         floors = float32_floor(replay, oracle, generator)
     judged, floor_at, groups = [], iter(floors), _groups(replay)
-    rounded = cache(lambda: replay.run(Rounder(points, "nearest", leave=("out",))))
+    plain = replay if block is None else _quantised(replay, block, "nearest", None)
+    rounded = cache(lambda: plain.run(Rounder(points, "nearest", leave=("out",))))
     changes = {d.argument: cache(partial(_change, replay, oracle, d.argument)) for d in contract.directions}
     for i, (result, spec) in enumerate(zip(results, contract.results, strict=True)):
         if not oracle[i].is_floating_point():
@@ -174,7 +178,7 @@ def _rounded_to(profile: Profile, contract_dtype: str) -> str | None:
 def _replicates(inner: tuple[str, ...], rows: int) -> int:
     """How many replicates: two where a formula knows the variance, four for several inner points, more where one
     rounding moves a whole row, and more for few rows, to fill the noise map."""
-    least = 16 if {"operands", "s"} & set(inner) else 2 if len(inner) == 1 else 4
+    least = 16 if {"operands", "s"} & set(inner) else 4 if "x" in inner else 2 if len(inner) == 1 else 4
     return max(least, min(MOST_REPLICATES, -(-LEAST_SAMPLES // max(1, rows))))
 
 
@@ -203,6 +207,11 @@ def inner_variance(replay: Replay, points: Mapping[str, str]) -> torch.Tensor | 
         return _sparse_variance(variance, **arguments)
     squared = _decoded(replay, matrix).square()
     return replay.changed(**{matrix: squared}, **dict.fromkeys(dropped)).run(variance)[0]
+
+
+def _quantised(replay: Replay, block: str, mode: Mode, generator: torch.Generator | None) -> Replay:
+    """The call of an operator that quantises its rows itself, where nobody sees its codes."""
+    return replay.changed(x=round_blocks(replay.arguments["x"], block, mode, generator))
 
 
 def _with_plain_rows(replay: Replay) -> Replay:

@@ -29,6 +29,22 @@ FORMATS: dict[str, Format] = {
 }
 
 
+@dataclass(frozen=True)
+class BlockFormat:
+    """`element` codes with one scale for `block` neighbouring columns: amax / largest, or the least power of two that
+    is no smaller."""
+
+    element: str
+    block: int
+    powers_of_two: bool = False
+
+
+BLOCK_FORMATS: dict[str, BlockFormat] = {
+    "float8_e4m3fn/128": BlockFormat("float8_e4m3fn", 128),
+    "float8_e4m3fn/128/powers_of_two": BlockFormat("float8_e4m3fn", 128, powers_of_two=True),
+}
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """torch.bfloat16 -> "bfloat16"."""
     return str(dtype).removeprefix("torch.")
@@ -82,6 +98,27 @@ def random_variance(x: torch.Tensor, dtype: str) -> torch.Tensor:
     place = x / step
     place = place - place.floor()
     return (place * (1 - place)).mul_(step).mul_(step)
+
+
+def round_blocks(
+    x: torch.Tensor, name: str, mode: Mode = "nearest", generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """x [..., width] float64 or float32 as its quantisation in the block format `name` decodes, same shape and dtype.
+
+    Blocks are scaled by their own largest finite magnitude; blocks of zeros stay.
+    """
+    form = BLOCK_FORMATS[name]
+    width = x.shape[-1]
+    blocks = torch.nn.functional.pad(x, (0, -width % form.block)).unflatten(-1, (-1, form.block))
+    amax = torch.nan_to_num(blocks, nan=0.0, posinf=0.0, neginf=0.0).abs().amax(-1, keepdim=True)
+    scale = torch.where(amax > 0, amax / FORMATS[form.element].largest, torch.ones_like(amax))
+    if form.powers_of_two:
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
+    scaled = (blocks / scale).contiguous()
+    rounded = (
+        round_nearest(scaled, form.element) if mode == "nearest" else round_random(scaled, form.element, generator)
+    )
+    return (rounded * scale).flatten(-2)[..., :width]
 
 
 class Rounder:

@@ -138,6 +138,6 @@ def _angle(replay: Replay, oracle: torch.Tensor) -> torch.Tensor:
         position = torch.tensor(float(furthest), dtype=torch.float64, device=oracle.device)
     else:
         frequency = theta ** (-2.0 * pair.to(torch.float64) / width)
-        position = replay.arguments["positions"].to(torch.float64)[:, None, None]
+        position = replay.arguments["positions"].to(torch.float64).reshape(oracle.shape[0], -1).amax(1)[:, None, None]
     partner = oracle.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if interleaved else oracle.roll(width // 2, -1)
     return (ANGLE_ULPS * UNIT / 16) * position * frequency * torch.hypot(oracle, partner)
