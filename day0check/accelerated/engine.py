@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,12 +20,15 @@ from day0check.probe.recorder import Caller
 from day0check.probe.rows import RowMap
 from reference.weights import Checkpoint
 
+if TYPE_CHECKING:
+    from day0check.accelerated.parallel.ranks import Ranks
+
 
 class Engine:
     """Runs steps of one model. `dtype` is the activation type; caches belong to the caller, weights to the engine.
 
-    `layouts`: who owns the memory of the pools "kv", "index" and "state", where it is not the engine. `ranks`: where the
-    model is cut over several; every rank runs the same steps.
+    `layouts`: who owns the memory of the pools "kv", "index" and "state", where it is not the engine. `ranks`: where
+    the model is cut over several; every rank runs the same steps.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Engine:
         self.layouts = dict(layouts or {})
         self.wanted_logits: Tensor | None = None  # [wanted rows, V] of the latest step, None when it wanted none
 
-    def caches(self, *, pages: int, page: int, slots: int, seed: int = 0) -> Caches:
+    def caches(self, *, pages: int, page: int, slots: int, seed: int = 0, snapshots: int = 0) -> Caches:
         return Caches(
             self.config,
             pages=pages,
@@ -56,6 +59,7 @@ class Engine:
             dtype=self.dtype,
             device=self.device,
             seed=seed,
+            snapshots=snapshots,
             layouts=self.layouts,
         )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from day0check.accelerated.cache import CachePools
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.ops import TABLE, WEIGHTS
+from day0check.accelerated.parallel.layout import layout_of
 from day0check.accelerated.quantised import QuantisingCaller
 from day0check.accelerated.scheduler import Scheduler
 from day0check.errors import UsageError
@@ -18,6 +19,10 @@ from day0check.types import Outputs, Request, Schedule
 from reference.weights import Checkpoint
 
 # Under eager-bf16 our operators round less often than that profile allows; those of an operators file need not.
+
+if TYPE_CHECKING:
+    from day0check.accelerated.parallel.ranks import Ranks
+
 DTYPES = {"bf16": torch.bfloat16, "eager-bf16": torch.bfloat16, "fp32": torch.float32}
 QUANTISING = {"fp8-activations": torch.bfloat16}  # what lies between the linears
 
@@ -56,6 +61,7 @@ class Accelerated:
             dtype=dtypes[profile],
             device=find_device(device),
             layouts=self._operators.layouts,
+            ranks=ranks_of(layout),
         )
 
     def run(self, requests: tuple[Request, ...], schedule: Schedule, recorder: Recorder) -> Outputs:
@@ -71,6 +77,21 @@ class Accelerated:
 
     def close(self) -> None:
         self._engine = self._pools = None
+
+
+def ranks_of(layout: dict[str, Any]) -> Ranks | None:
+    """This process among the ranks of `layout`, connected with the others; None for a model that is not cut.
+
+    `layout` holds the keys of `parallel.layout.layout_of`, and those of `parallel.start_up.connect`, or a `transport`.
+    Raises UsageError for a layout that cannot be, Unavailable when other ranks do not answer.
+    """
+    wanted = layout_of(layout)
+    if wanted.world == 1:
+        return None
+    from day0check.accelerated.parallel.ranks import Ranks
+    from day0check.accelerated.parallel.start_up import connect
+
+    return Ranks(wanted, layout["transport"] if "transport" in layout else connect(layout))
 
 
 def find_device(name: str) -> torch.device:
