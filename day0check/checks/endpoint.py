@@ -8,10 +8,12 @@ from day0check.checks import (
     endpoint_cancel,
     endpoint_images,
     endpoint_interference,
+    endpoint_logprobs,
     endpoint_oracle,
     endpoint_parameters,
     endpoint_protocol,
     endpoint_speed,
+    endpoint_tools,
     endpoint_turns,
     endpoint_usage,
     endpoint_wire,
@@ -24,7 +26,9 @@ ENDPOINT_CHECKS: dict[str, ModuleType] = {
     module.NAME: module
     for module in (
         endpoint_protocol,
+        endpoint_tools,
         endpoint_wire,
+        endpoint_logprobs,
         endpoint_oracle,
         endpoint_parameters,
         endpoint_usage,
@@ -37,6 +41,7 @@ ENDPOINT_CHECKS: dict[str, ModuleType] = {
 }
 PART_OF = {
     endpoint_parameters.NAME: "parameters",
+    endpoint_tools.NAME: "tools",
     endpoint_wire.NAME: "wire",
     endpoint_usage.NAME: "parameters",
     endpoint_turns.NAME: "wire",

@@ -6,9 +6,11 @@ from day0check.checks.endpoint_answer import answered, found
 from day0check.checks.endpoint_compare import difference
 from day0check.checks.evidence import Answer
 from day0check.load.observed import Observed
+from day0check.types import Finding
 
 QUESTION = "After clients left in the middle of an answer, is everything given back and the next answer right?"
 NAME = "endpoint.cancel"
+ABORT = "serve.abort"  # no operator: the path on which a request ends before its time
 
 
 def judge(observed: Observed) -> Answer:
@@ -39,11 +41,25 @@ def judge(observed: Observed) -> Answer:
             text = f"after {gone}, {e.label!r} gets another answer than before they came"
             findings.append(found(NAME, "changed", text, label=e.label, value=apart.delta))
             break
-    counters = observed.counter("after_cancel")
-    held = counters.get("running", 0.0) + counters.get("waiting", 0.0)
-    if held > 0:
-        text = f"seconds after {gone} the endpoint still counts {held:.0f} requests as running or waiting"
-        findings.append(found(NAME, "held", text, label=left[0].label, value=held, limit=0.0))
+    counters = observed.counter("after_cancel/1")
+    findings += _held(observed, gone, left[0].label)
     proof = "its counters are back at zero" if counters else "it has no counters that could show what it still holds"
     not_run = "" if after else "nothing was asked after clients left"
     return answered(NAME, findings, f"{gone}, the next answers are as before; {proof}", not_run=not_run)
+
+
+def _held(observed: Observed, gone: str, label: str) -> list[Finding]:
+    """What the endpoint's own counters say it still holds."""
+    first, last = (observed.counter(f"after_cancel/{again}") for again in range(2))
+    held = last.get("running", 0.0) + last.get("waiting", 0.0)
+    if held > 0:
+        text = f"seconds after {gone} the endpoint still counts {held:.0f} requests as running or waiting"
+        return [found(NAME, "held", text, operator=ABORT, label=label, value=held, limit=0.0)]
+    before, after = first.get("kv_usage"), last.get("kv_usage")
+    if before is not None and after is not None and after > before:
+        text = (
+            f"after {gone} in two rounds nothing runs, and the cache holds {after:.1%}, {before:.1%} after the first "
+            "round: what they held is not given back"
+        )
+        return [found(NAME, "cache held", text, operator=ABORT, label=label, value=after, limit=before)]
+    return []

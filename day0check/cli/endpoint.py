@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from day0check.load.observed import Observed
     from day0check.types import Verdict
 
-PARTS = ("parameters", "wire", "interference", "speed")
+PARTS = ("parameters", "wire", "tools", "interference", "speed")
 SLOS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from day0check.load.records import Answer, Piece, Reply, Token, Usage
+from day0check.load.records import Answer, Piece, Reply, Token, ToolCall, Usage
 from day0check.load.sse import SseDecoder
 
 DONE = "[DONE]"
@@ -114,7 +114,7 @@ class _Gather:
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    tool_calls: list[str] = field(default_factory=list)
+    calls: dict[int, list[str]] = field(default_factory=dict)  # name, then pieces of the arguments
     finish: str | None = None
     usage: Usage | None = None
     tokens: list[Token] = field(default_factory=list)
@@ -153,13 +153,12 @@ class _Gather:
         part = part if isinstance(part, dict) else {}
         content = _text(choice.get("text")) + _text(part.get("content"))
         reasoning = _text(part.get("reasoning_content")) or _text(part.get("reasoning"))
-        calls = json.dumps(part["tool_calls"], sort_keys=True) if part.get("tool_calls") else ""
+        calls = self._calls(part.get("tool_calls"))
         tokens = read_tokens(choice.get("logprobs"))
         ids = [i for i in choice.get("token_ids") or () if isinstance(i, int)]
         self.prompt = self.prompt or bool(choice.get("prompt_logprobs"))
         self.text.append(content)
         self.reasoning.append(reasoning)
-        self.tool_calls.append(calls)
         self.tokens += tokens
         self.token_ids += ids
         if content or reasoning or calls:
@@ -171,6 +170,22 @@ class _Gather:
         if choice.get("finish_reason") is not None:
             self.finish = str(choice["finish_reason"])
 
+    def _calls(self, given: Any) -> str:
+        """Joins the pieces of tool calls to what is known of them; their text, "" when there is none."""
+        text = ""
+        for place, call in enumerate(given if isinstance(given, list) else ()):
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict):
+                self.flaw("garbage")
+                continue
+            index = call.get("index", place)
+            kept = self.calls.setdefault(index if isinstance(index, int) else place, [""])
+            name, arguments = _text(function.get("name")), _text(function.get("arguments"))
+            kept[0] = kept[0] or name
+            kept.append(arguments)
+            text += name + arguments
+        return text
+
     def answer(self, flaws: tuple[str, ...], error: str, *, prompt: bool) -> Answer:
         text = "".join(self.text)
         if any("\ud800" <= c <= "\udfff" for c in text):
@@ -178,7 +193,7 @@ class _Gather:
         return Answer(
             text=text,
             reasoning="".join(self.reasoning),
-            tool_calls="".join(self.tool_calls),
+            calls=tuple(ToolCall(name, "".join(parts)) for _, (name, *parts) in sorted(self.calls.items())),
             finish=self.finish,
             usage=self.usage,
             tokens=tuple(self.tokens),

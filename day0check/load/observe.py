@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from day0check.load.client import Client, Limits, Target
 from day0check.load.observed import Observed
 from day0check.load.scenario import Asker, GivenUp, Wish, discover, follow, interference, parameters, wire
+from day0check.load.scripted import tools
 from day0check.load.speed import Phase, SpeedPlan, run_speed
 
-_STEPS = {"parameters": parameters, "wire": wire, "interference": interference}
+_STEPS = {"parameters": parameters, "wire": wire, "tools": tools, "interference": interference}
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,14 @@ class Token:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """One call of an answer, its pieces joined. `arguments`: text, which should be a JSON object."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class Usage:
     prompt_tokens: int
     completion_tokens: int
@@ -65,7 +73,7 @@ class Answer:
 
     text: str = ""
     reasoning: str = ""
-    tool_calls: str = ""
+    calls: tuple[ToolCall, ...] = ()
     finish: str | None = None
     usage: Usage | None = None
     tokens: tuple[Token, ...] = ()
@@ -81,6 +89,11 @@ class Answer:
     @property
     def good(self) -> bool:
         return not self.error and self.choices > 0
+
+    @property
+    def tool_calls(self) -> str:
+        """The calls as one text, the same whichever way they came."""
+        return "".join(f"{call.name}({call.arguments})" for call in self.calls)
 
     @property
     def logprobs(self) -> tuple[float, ...] | None:

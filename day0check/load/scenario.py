@@ -20,7 +20,7 @@ from day0check.load.counters import read_counters
 from day0check.load.prompts import MULTIBYTE, canary, unique
 from day0check.load.records import Answer, Counters, Exchange, Reply
 
-PARTS = ("parameters", "wire", "interference", "speed")
+PARTS = ("parameters", "wire", "tools", "interference", "speed")
 FAULTS_IN_A_ROW = 3  # after so many requests without an answer the endpoint is left alone
 FAULTY = ("refused", "stalled", "late", "dropped")
 SETTLE_S = 5.0
@@ -31,7 +31,7 @@ TOKEN_IDS = (65, 98, 99, 66, 100, 101, 67, 102, 103, 68, 104, 105, 69)  # in the
 @dataclass(frozen=True)
 class Wish:
     """What to ask: `model` None takes the endpoint's first; `together` prompts are sent alone and at once; `followed`:
-    prompts of token ids for the reference."""
+    prompts of token ids for the reference; `ends`: tokens that end an answer, as the model's files say."""
 
     model: str | None = None
     parts: tuple[str, ...] = PARTS
@@ -39,6 +39,7 @@ class Wish:
     together: int = 8
     words: int = 16
     followed: tuple[tuple[int, ...], ...] = ()
+    ends: tuple[int, ...] = ()
 
 
 class GivenUp(Exception):
@@ -261,6 +262,8 @@ async def interference(asker: Asker) -> None:
         long = unique(40 + j, seed=wish.seed, words=8 * wish.words)
         jobs[f"long/{j}"] = asks.ask(d, long, max_tokens=4)
     await asker.at_once(jobs)
+    if d.logprobs:
+        await asker.at_once({f"together/2/{i}": _other_options(body, d, i) for i, body in enumerate(bodies)})
     await asker.count("after_together")
     await _cancel(asker, bodies)
 
@@ -271,25 +274,43 @@ def _with_canary(asker: Asker, number: int) -> dict[str, Any]:
     return asks.ask(asker.dialect, prompt, max_tokens=TOGETHER_TOKENS)
 
 
+def _other_options(body: dict[str, Any], dialect: Dialect, number: int) -> dict[str, Any]:
+    """The same request with other wishes about log-probabilities than its neighbours have: none, more, the same."""
+    field = "top_logprobs" if dialect.api == "chat" else "logprobs"
+    if number % 3 == 1:
+        return {k: v for k, v in body.items() if k not in ("logprobs", "top_logprobs")}
+    return body | {field: 5} if number % 3 == 2 else body
+
+
 async def _cancel(asker: Asker, bodies: list[dict[str, Any]]) -> None:
-    """Clients that leave inside an answer, together; then the same prompts must be answered as before."""
-    streamed = {"stream": True, "max_tokens": CANCEL_TOKENS}
-    left = await asyncio.gather(
-        *(
-            asker.client.ask(f"cancel/{j}", asker.dialect.path, b | streamed, cut_after=3)
-            for j, b in enumerate(bodies[:4])
+    """Clients that leave inside an answer, together, twice; then the same prompts must be answered as before.
+
+    Twice, since what an endpoint keeps on purpose (prefixes of prompts) it keeps once, and a leak grows."""
+    usage: float | None = None
+    for again in range(2):
+        jobs = {
+            f"cancel/{again}{j}": body | {"stream": True, "max_tokens": CANCEL_TOKENS}
+            for j, body in enumerate(bodies[:4])
+        }
+        left = await asyncio.gather(
+            *(asker.client.ask(label, asker.dialect.path, body, cut_after=3) for label, body in jobs.items())
         )
-    )
-    asker.exchanges += left
-    end = asyncio.get_running_loop().time() + SETTLE_S
-    while True:
-        counters = Counters("after_cancel", await read_counters(asker.client))
-        if not counters.values or counters.values.get("running", 0) + counters.values.get("waiting", 0) == 0:
-            break
-        if asyncio.get_running_loop().time() > end:
-            break
-        await asyncio.sleep(0.2)
-    asker.counters.append(counters)
+        asker.exchanges += left
+        counters = await _settled(asker, f"after_cancel/{again}", usage)
+        usage = counters.values.get("kv_usage")
     after = [await asker(f"after_cancel/{i}", body) for i, body in enumerate(bodies[:2])]
     if all(e.reply.fault in FAULTY for e in after):
         raise GivenUp(f"no request is answered since clients left ({after[0].reply.fault})")
+
+
+async def _settled(asker: Asker, label: str, usage: float | None) -> Counters:
+    """The counters when nothing runs and the cache holds no more than `usage`, or after SETTLE_S seconds."""
+    end = asyncio.get_running_loop().time() + SETTLE_S
+    while True:
+        counters = Counters(label, await read_counters(asker.client))
+        busy = counters.values.get("running", 0) + counters.values.get("waiting", 0)
+        more = usage is not None and counters.values.get("kv_usage", 0.0) > usage
+        if not counters.values or not (busy or more) or asyncio.get_running_loop().time() > end:
+            asker.counters.append(counters)
+            return counters
+        await asyncio.sleep(0.2)

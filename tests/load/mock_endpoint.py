@@ -19,7 +19,8 @@ FAULTS = (
     "mute stall drop truncate no_done no_usage wrong_usage wrong_prompt_usage garbage html error_after_200 zero_chunks "
     "lost_chunk doubled_chunk reordered cut_characters ignores_stop ignores_max_tokens ignores_logprobs ignores_n "
     "ignores_echo ignores_seed ignores_temperature accepts_bad crashes_on_bad leaks batch_dependent wrong_logprobs "
-    "stale_image history_ignored hangs_after_cancel leaks_slots wrong_finish dead unlike slow_start bunched late"
+    "stale_image history_ignored hangs_after_cancel leaks_slots wrong_finish dead unlike slow_start bunched late "
+    "ignores_tools drops_calls broken_arguments impossible_logprobs leaks_cache"
 ).split()
 BENIGN = ("merged", "split", "slow", "completions_only", "plain", "no_metrics", "keeps_open", "reasoning")
 
@@ -50,7 +51,7 @@ class Endpoint:
         unknown = set(flags) - set(FAULTS) - set(BENIGN)
         assert not unknown, unknown
         self.flags, self.delay_s = frozenset(flags), delay_s
-        self.running = self.stuck = self.requests = 0
+        self.running = self.stuck = self.requests = self.kept = 0
         self.hung = False
         self.first_image = ""
         self.passwords: list[str] = []
@@ -77,6 +78,7 @@ class Endpoint:
         return web.Response(
             text=f'vllm:num_requests_running{{model_name="mock"}} {self.running + self.stuck}\n'
             'vllm:num_requests_waiting{model_name="mock"} 0\nvllm:num_preemptions_total 0\n'
+            f'vllm:kv_cache_usage_perc{{model_name="mock"}} {0.01 * self.kept}\n'
         )
 
     # ------------------------------------------------------------------------------------------------- the model
@@ -115,7 +117,7 @@ class Endpoint:
                 else:
                     text += part["text"]
             text += f"<{message['role']}>"
-        return text
+        return text + ("" if "ignores_tools" in self.flags else json.dumps(asked.get("tools") or ""))
 
     def bad(self, asked: dict[str, Any], chat: bool) -> str:
         if asked.get("model") != "mock":
@@ -170,6 +172,7 @@ class Endpoint:
             self.left += 1
             self.hung = "hangs_after_cancel" in self.flags
             self.stuck += "leaks_slots" in self.flags
+            self.kept += "leaks_cache" in self.flags
             if isinstance(gone, ConnectionResetError):
                 return web.Response()
             raise
@@ -193,6 +196,8 @@ class Endpoint:
         if "wrong_usage" in self.flags:
             usage["completion_tokens"] += 3
         usage["total_tokens"] = sum(usage.values())
+        if chat and asked.get("tools") and "ignores_tools" not in self.flags:
+            return await self.call(request, asked, usage)
         if asked.get("stream"):
             return await self.stream(request, asked, chat, rows, text, finish, usage)
         if asked.get("echo") and not chat and "ignores_echo" not in self.flags:
@@ -201,6 +206,29 @@ class Endpoint:
         choices = [self.choice(i, asked, chat, text, rows, finish) for i in range(count)]
         body: dict[str, Any] = {"id": "x", "object": "chat.completion", "model": "mock", "choices": choices}
         return web.json_response(body | {"usage": usage})
+
+    async def call(self, request: web.Request, asked: dict[str, Any], usage: dict[str, int]) -> web.StreamResponse:
+        """Two calls of the first two tools, each in three pieces when streamed."""
+        names = [tool["function"]["name"] for tool in asked["tools"][:2]]
+        end = "" if "broken_arguments" in self.flags else "}"
+        given = [(name, ['{"city": "Mün', 'chen", "da', 'ys": 3' + end]) for name in names]
+        if not asked.get("stream"):
+            functions = [{"name": n, "arguments": "".join(parts)} for n, parts in given]
+            calls = [{"id": f"c{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
+            message = {"role": "assistant", "content": None, "tool_calls": calls}
+            choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+            return web.json_response({"id": "x", "model": "mock", "choices": [choice], "usage": usage})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for i, (name, parts) in enumerate(given[: 1 if "drops_calls" in self.flags else 2]):
+            for j, part in enumerate(parts):
+                function = {"arguments": part} | ({"name": name} if j == 0 else {})
+                delta = {"tool_calls": [{"index": i, "function": function}]}
+                await self.send(response, [{"choices": [{"index": 0, "delta": delta}]}])
+        last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
+        await self.send(response, [last, {"choices": [], "usage": usage}])
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
     def prompt_tokens(self, asked: dict[str, Any], prompt: str) -> int:
         ids = asked.get("prompt")
@@ -217,6 +245,8 @@ class Endpoint:
             return None
         off = -2.0 if "wrong_logprobs" in self.flags and self.running > 1 else 0.0
         rows = [(token, [(w, p + off) for w, p in ranked]) for token, ranked in rows]
+        if "impossible_logprobs" in self.flags and self.running > 1:
+            rows = [(token, [(ranked[0][0], -9999.0), *ranked[1:]]) for token, ranked in rows]
         if not chat:
             return {
                 "tokens": [t for t, _ in rows],

@@ -12,7 +12,7 @@ from day0check.checks.endpoint_parameters import classify
 from day0check.checks.evidence import Answer
 from day0check.load.client import Limits, target_of
 from day0check.load.observe import Seen, observe
-from day0check.load.scenario import Wish
+from day0check.load.scenario import PARTS, Wish
 from day0check.load.speed import SpeedPlan
 
 QUICK = Limits(stall_s=0.4, request_s=1.5, seconds=6)  # of faulty servers; a busy machine is no fault of a sound one
@@ -67,6 +67,11 @@ TABLE: dict[str, Expected] = {
     "history_ignored": E("wire", "turns", "history ignored"),
     "hangs_after_cancel": E("interference", "cancel", "hangs"),
     "leaks_slots": E("interference", "cancel", "held"),
+    "leaks_cache": E("interference", "cancel", "cache held"),
+    "impossible_logprobs": E("interference", "logprobs", "impossible"),
+    "ignores_tools": E("tools", "tools", "tools ignored", "warning"),
+    "drops_calls": E("tools", "tools", "both ways"),
+    "broken_arguments": E("tools", "tools", "arguments"),
     "bunched": E("speed", "speed", "bunched", "warning"),
 }
 
@@ -108,7 +113,7 @@ def test_a_fault_is_caught_and_named(fault: str) -> None:
 @pytest.mark.parametrize("habit", ["", *BENIGN])
 def test_what_is_merely_unusual_raises_nothing(habit: str) -> None:
     """Would catch a false alarm on a sound endpoint that merges, splits or delays chunks, or lacks an API."""
-    seen = run(*[habit] * bool(habit), parts=("parameters", "wire", "interference", "speed"))
+    seen = run(*[habit] * bool(habit), parts=PARTS)
     answers = judged(seen)
     assert seen.observed.stopped == ""
     assert [f.message for a in answers.values() for f in a.findings] == []
@@ -126,9 +131,9 @@ def test_parameters_are_classified_and_never_by_status() -> None:
 
 def test_a_part_that_was_not_asked_for_is_not_judged() -> None:
     """Would catch checks that fail for want of evidence nobody asked for, and checks that vanish."""
-    assert endpoint_checks_of((), reference=False) == ("endpoint.protocol",)
+    assert endpoint_checks_of((), reference=False) == ("endpoint.protocol", "endpoint.logprobs")
     assert "endpoint.oracle" in endpoint_checks_of((), reference=True)
-    every = endpoint_checks_of(("parameters", "wire", "interference", "speed"), reference=True)
+    every = endpoint_checks_of(PARTS, reference=True)
     assert sorted(every) == sorted(ENDPOINT_CHECKS)
     assert all(module.QUESTION.endswith("?") for module in ENDPOINT_CHECKS.values())
 
