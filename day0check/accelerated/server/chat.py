@@ -23,6 +23,7 @@ from day0check.accelerated.server.schema import (
     UserMessage,
 )
 from day0check.accelerated.server.vocabulary import Vocabulary
+from day0check.accelerated.vision import grid_in_patches
 from day0check.errors import Unavailable
 from reference.config import ModelConfig
 
@@ -90,9 +91,18 @@ def _image(picture: Picture, config: ModelConfig, words: Vocabulary) -> list[int
         special(config, "media_begin"),
         *words.encode(f"image {picture.width}x{picture.height}"),
         special(config, "media_content"),
-        *[special(config, "media_pad")] * picture.tokens,
+        *_pads(picture, config),
         special(config, "media_end"),
     ]
+
+
+def _pads(picture: Picture, config: ModelConfig) -> list[int]:
+    """A media pad for each token of the image, and after each row of them the break of a model that has one."""
+    pad, row_break = special(config, "media_pad"), config.tokens.row_break
+    if row_break < 0:
+        return [pad] * picture.tokens
+    rows = grid_in_patches(picture.width, picture.height, config.vision)[1] // config.vision.merge
+    return ([pad] * (picture.tokens // rows) + [row_break]) * rows
 
 
 def _said(message: AssistantMessage) -> str:

@@ -1,0 +1,129 @@
+"""Switches that only the `fault-*` presets turn, against loops over tokens, heads and pairs of channels."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from per_token_switches import Switched
+from test_reference_model import TOKENS, Memory, small
+
+from reference.config import Rope
+from reference.errors import CheckpointError
+from reference.families import read_config
+from reference.model import Model
+from reference.presets import preset
+from reference.rope import apply_rope, rope_positions
+from reference.tokenizer import chat_turn
+
+PAD, BREAK = 259, 270
+
+
+def sequence(*parts):
+    """(tokens, their three positions) of parts: a number of text tokens, or the (rows, columns) of an image."""
+    tokens, three, n = [], [], 0
+    for part in parts:
+        if isinstance(part, int):
+            tokens += [7 + k for k in range(part)]
+            three += [(n + k,) * 3 for k in range(part)]
+            n += part
+            continue
+        rows, columns = part
+        for r in range(rows):
+            tokens += [PAD] * columns + [BREAK]
+            three += [(n, n + r, n + c) for c in range(columns + 1)]
+        n += max(rows, columns + 1)
+    return tokens, three
+
+
+def against_the_derivation(config, tokens, *, three=None, chunks=(5, 1, 1, 6)):
+    """The model in one pass, and in pieces over its caches, beside the derivation."""
+    checkpoint = Memory(config)
+    arrays = {n: t.double().numpy() for n, t in checkpoint.tensors.items()}
+    expected = Switched(config, arrays, three).logits(tokens)
+    model = Model(checkpoint)
+    once = model.forward(tokens).numpy()
+    state, pieces, begin = model.start(), [], 0
+    for count in (*chunks, len(tokens) - sum(chunks)):
+        pieces.append(model.extend(state, tokens[begin : begin + count]))
+        begin += count
+    for got in (once, torch.cat(pieces).numpy()):
+        assert np.abs(got - expected).max() / np.abs(expected).max() < 1e-11
+
+
+# ------------------------------------------------------------------------------------------- positions of three axes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    parts=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)), max_size=4), cut=st.integers(0)
+)
+def test_positions_are_those_of_the_grids(parts, cut):
+    """Catches positions counted from another image's start, a break without a column, text that goes on too early or
+    too late behind an image, and positions that change when more tokens come."""
+    tokens, three = sequence(*(p for text, rows, columns in parts for p in (text, (rows, columns))), 2)
+    cut = cut % (len(tokens) + 1)
+    found = rope_positions(torch.tensor(tokens[:cut], dtype=torch.int64), media_pad=PAD, row_break=BREAK)
+    assert found.dtype == torch.int64
+    assert found.tolist() == [list(t) for t in three[:cut]]
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_each_pair_turns_by_its_own_axis(layout):
+    """Catches sections in another order, and a frequency counted from the beginning of its section."""
+    sections, pairs = (1, 2, 1), 4
+    x = torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    positions = torch.tensor([[5, 0, 0], [0, 7, 0], [1, 2, 900]])
+    y = apply_rope(x, positions=positions, theta=100.0, layout=layout, sections=sections)
+    axis = [0, 1, 1, 2]
+    for row, head, pair in np.ndindex(3, 2, pairs):
+        a, b = (pair, pair + 4) if layout == "half" else (2 * pair, 2 * pair + 1)
+        angle = float(np.float32(positions[row, axis[pair]]) * np.float32(100.0 ** (-pair / 4)))
+        turned = complex(x[row, head, a], x[row, head, b]) * complex(math.cos(angle), math.sin(angle))
+        assert complex(y[row, head, a], y[row, head, b]) == pytest.approx(turned, abs=1e-12)
+
+
+def test_sections_that_do_not_fit_are_refused():
+    """Catches positions of one axis that are silently broadcast over three."""
+    x = torch.zeros(2, 1, 8)
+    for positions, sections in ((torch.zeros(2, dtype=torch.int64), (1, 2, 1)), (torch.zeros(2, 3), (1, 2, 2))):
+        with pytest.raises(ValueError, match="sections"):
+            apply_rope(x, positions=positions, theta=100.0, layout="half", sections=sections)
+
+
+def test_the_model_with_three_axes_against_the_derivation():
+    """Catches an indexer or a key that still turns by its place in the sequence, and positions lost between steps."""
+    config = small(rope=Rope("interleaved", sections=(0, 1, 1)))
+    tokens, three = sequence(3, (2, 3), 1, (3, 1), 4)
+    config = replace(config, tokens=replace(config.tokens, row_break=BREAK))
+    against_the_derivation(config, tokens, three=three)
+    plain = replace(config, rope=Rope("interleaved"))
+    same = Model(Memory(plain)).forward(TOKENS) - Model(Memory(config)).forward(TOKENS)
+    assert float(same.abs().max()) < 1e-12  # text turns as it always did
+
+
+def test_a_turn_writes_its_images_in_rows():
+    """Catches a break left out after the last row, or one that takes the place of a pad."""
+    config = preset("fault-vl").config()
+    turn = chat_turn(config, "What?", [(100, 70), (30, 30)])
+    rows = "".join({PAD: "p", BREAK: "b"}.get(token, " ") for token in turn).split()
+    assert rows == ["ppppbppppbppppb", "ppbppb"]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"mrope_section": [2, 3, 4]}, "must add up"),
+        ({"mrope_section": [4, 4]}, "must be 3 numbers"),
+        ({"image_break_token_id": 5000}, "must be below"),
+        ({"image_break_token_id": "x"}, "must be int"),
+    ],
+)
+def test_switches_that_do_not_fit_are_refused(part, message):
+    """Catches a preset that silently runs without the switch that it names."""
+    files = preset("fault-vl").json_files
+    with pytest.raises(CheckpointError, match=message):
+        read_config(files["config.json"] | {"day0check": part}, tokenizer=files["tokenizer_config.json"])
