@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test test-slow benign selftest families upstream lint clean
+.PHONY: run test test-slow oldest benign selftest families upstream lint clean
 run: $(STAMP)            ## the main job: the embedded reference beside the embedded accelerated path
 	$(BIN)/day0check run
 
@@ -27,6 +27,11 @@ families: $(STAMP)       ## stage t0 of every model family
 
 upstream: $(STAMP)       ## the table of reference errors against transformers, as Markdown
 	$(BIN)/python tests/reference/upstream
+
+oldest:                  ## the probe under the oldest Python and torch it promises (downloads 2.5 GB): PYTHON39=python3.9
+	$(or $(PYTHON39),python3.9) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet "torch==2.1.2" "numpy<2" pytest hypothesis safetensors
+	PYTHONPATH=. .venv-oldest/bin/python -m pytest -q --noconftest -c /dev/null --rootdir . tests/probe
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """Captures and digests: what is kept, what is named as dropped, and that they are those of the moment of the call."""
 
 import json
+import sys
 
 import hypothesis.strategies as st
 import pytest
@@ -13,6 +14,8 @@ from day0check.probe.recorder import Caller, Recorder
 from day0check.probe.registry import Operators
 from day0check.probe.rows import RowMap
 from day0check.snapshot import Snapshot
+
+READS_WITH_THE_HARNESS = pytest.mark.skipif(sys.version_info < (3, 11), reason="our own side needs Python 3.11")
 
 ROWS = RowMap(("r#1", "s#1"), (0, 0, 1, -1), (4, 5, 0, -1))
 
@@ -48,6 +51,7 @@ def manifest(directory):
     return [json.loads(line) for line in (directory / "manifest.jsonl").read_text().splitlines()]
 
 
+@READS_WITH_THE_HARNESS
 def test_rows_come_back_by_request_and_position(tmp_path):
     """Catches bytes taken after the buffer was used again, wrong row maps, operators that were not asked for."""
     y0, y1 = run_two_steps(Capture(tmp_path, {"norm.rms", "moe.route"}))
@@ -80,6 +84,7 @@ def test_what_the_cap_drops_is_named(tmp_path):
     assert not (tmp_path / "step-000001.safetensors").exists()
 
 
+@READS_WITH_THE_HARNESS
 def test_full_mode_keeps_row_arguments_as_they_came_in(tmp_path):
     """Catches arguments missing from a full capture, and weights in it."""
     run_two_steps(Capture(tmp_path, {"norm.rms"}, mode="full"))

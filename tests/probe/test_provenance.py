@@ -1,5 +1,7 @@
 """Links: an overwritten result is found with its address; buffers used again and pools in place are no fault."""
 
+import sys
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -11,6 +13,8 @@ from day0check.probe.registry import Operators
 from day0check.probe.rows import RowMap
 from day0check.types import Measure, from_json
 from day0check.worker.observe import memory_arguments, written_arguments
+
+READS_WITH_THE_HARNESS = pytest.mark.skipif(sys.version_info < (3, 11), reason="our own side needs Python 3.11")
 
 ROWS = RowMap(("r#1",), (0, 0, 0, -1), (4, 5, 6, -1))
 
@@ -38,6 +42,7 @@ def x4():
     return torch.arange(12, dtype=torch.float32).reshape(4, 3)
 
 
+@READS_WITH_THE_HARNESS
 @pytest.mark.parametrize("limits", [{}, {"copy_bytes": 0}, {"step_bytes": 0}])
 def test_an_overwritten_result_is_found_with_its_address(limits):
     """Catches links that are not looked at: the consumer's own replay cannot see that its input was changed."""
