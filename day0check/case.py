@@ -128,7 +128,7 @@ def to_run_case(located: Located, *, config: ModelConfig, root: Path | None = No
         requests.append(types.Request(id=request_id(entry.id, request.id), turns=tuple(turns), **plain))
     raise_all(located.file, problems)
     events = tuple(types.ScheduleEvent(e.at_step, e.do, request_id(entry.id, e.request)) for e in entry.schedule.events)
-    schedule = types.Schedule(entry.schedule.chunk, entry.schedule.page, entry.schedule.max_batch, events)
+    schedule = types.Schedule(**{**entry.schedule.model_dump(), "events": events})
     return types.RunCase(entry.id, tuple(requests), schedule, entry.time_limit_s, entry.expect.checks, entry.stage)
 
 

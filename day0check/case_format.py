@@ -8,7 +8,8 @@
     [[request]]                            id, turns, max_new_tokens (per turn), arrive_step, temperature,
                                            seed, stop_tokens
     turns = [ { user = "file:prose.txt#0:200" }, { image = "package:skimage/coffee.png", user = "What is this?" } ]
-    [schedule]                             chunk, page, max_batch, events = [ { at_step, do, request } ]
+    [schedule]                             chunk, page, max_batch, events = [ { at_step, do, request } ], mixed,
+                                           prefix_cache, snapshot_blocks, pages, host_pages: see `types.Schedule`
     [expect]                               checks
     [matrix]                               "schedule.chunk" = [63, 64]: a case per combination: id[schedule.chunk=63]
     [[exclude]]                            combinations of the matrix that are left out
@@ -71,7 +72,7 @@ class RequestEntry(_Strict):
 
 class EventEntry(_Strict):
     at_step: Natural
-    do: Literal["preempt", "abort"]
+    do: Literal["preempt", "abort", "offload", "reload"]
     request: str
 
 
@@ -80,6 +81,11 @@ class ScheduleEntry(_Strict):
     page: Positive = 64
     max_batch: Positive = 8
     events: tuple[EventEntry, ...] = ()
+    mixed: Annotated[bool, Field(strict=True)] = False
+    prefix_cache: Annotated[bool, Field(strict=True)] = False
+    snapshot_blocks: Positive = 1
+    pages: Positive | None = None
+    host_pages: Natural = 0
 
 
 class ExpectEntry(_Strict):

@@ -56,18 +56,28 @@ class Request:
 @dataclass(frozen=True)
 class ScheduleEvent:
     at_step: int
-    do: str  # "preempt" | "abort"
+    do: str  # "preempt" | "abort" | "offload" (to the host tier) | "reload" (when an offloaded one may return)
     request: str
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How requests are laid over steps. `chunk` = largest number of prompt rows of one step (None: one shot)."""
+    """How requests are laid over steps. `chunk` = largest number of prompt rows of one step (None: one shot).
+
+    `mixed`: single tokens of running answers ride along in steps of prompts. `prefix_cache`: a request begins behind
+    the longest prefix that an earlier one has computed; states are kept after every `snapshot_blocks` pages. `pages`:
+    pages of the pool (None: enough); `host_pages`: pages of the host tier (0: there is none).
+    """
 
     chunk: int | None = None
     page: int = 64
     max_batch: int = 8
     events: tuple[ScheduleEvent, ...] = ()
+    mixed: bool = False
+    prefix_cache: bool = False
+    snapshot_blocks: int = 1
+    pages: int | None = None
+    host_pages: int = 0
 
 
 @dataclass(frozen=True)

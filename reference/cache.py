@@ -71,6 +71,26 @@ def state_stored(pool: Tensor, *, value: Tensor, slots: Tensor) -> tuple[Tensor,
     return _bytes(pool)[at].view(pool.dtype), value[rows].to(pool.dtype)
 
 
+def offload(pool: Tensor, *, host: Tensor, pages: Tensor, places: Tensor) -> None:
+    """Copies `pages` int64 [n] of pool [pages, ...] to `places` int64 [n] of host memory [places, ...]."""
+    _bytes(host)[places] = _bytes(pool)[pages].to(host.device)
+
+
+def offloaded(pool: Tensor, *, host: Tensor, pages: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """(what is now on the host, what must be there) after `offload`, by page."""
+    return _bytes(host)[places], _bytes(pool)[pages].to(host.device)
+
+
+def reload(pool: Tensor, *, host: Tensor, pages: Tensor, places: Tensor) -> None:
+    """Copies `places` int64 [n] of host memory [places, ...] to `pages` int64 [n] of pool [pages, ...]."""
+    _bytes(pool)[pages] = _bytes(host)[places].to(pool.device)
+
+
+def reloaded(pool: Tensor, *, host: Tensor, pages: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """(what is now on the device, what must be there) after `reload`, by page."""
+    return _bytes(pool)[pages].to(host.device), _bytes(host)[places]
+
+
 def _written_rows(slots: Tensor) -> tuple[Tensor, Tensor]:
     rows = torch.nonzero(slots >= 0).flatten()
     return rows, slots[rows]

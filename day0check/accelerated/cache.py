@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,11 +24,11 @@ class FreeList:
     `generation[n]` counts how often n was given out: a reader that remembers it can tell a number that changed hands.
     """
 
-    def __init__(self, count: int, seed: int = 0) -> None:
-        numbers = list(range(count))
+    def __init__(self, count: int, seed: int = 0, *, first: int = 0) -> None:
+        numbers = list(range(first, first + count))
         random.Random(seed).shuffle(numbers)
-        self._free = deque(numbers)
-        self.generation = [0] * count
+        self.size, self._free = count, deque(numbers)
+        self.generation = [0] * (first + count)
 
     def __len__(self) -> int:
         return len(self._free)
@@ -45,6 +45,50 @@ class FreeList:
         self._free.extend(numbers)
 
 
+class PagePool(FreeList):
+    """Pages with holders. `counts` [pages] says how many requests hold each; the operator `pool.release` writes it.
+
+    A page whose content is `known` (to a prefix cache) stays `idle` when nobody holds it any more, and is taken only
+    when no other is free, the one that was idle for longest first; `forget` is told before its content goes.
+    """
+
+    def __init__(self, count: int, seed: int = 0) -> None:
+        super().__init__(count, seed)
+        self.counts = torch.zeros(count, dtype=torch.int64)
+        self.idle: OrderedDict[int, None] = OrderedDict()
+        self.known: Callable[[int], bool] = lambda page: False
+        self.forget: Callable[[int], None] = lambda page: None
+
+    def __len__(self) -> int:
+        """Pages that can be taken, whether or not their content is known."""
+        return len(self._free) + len(self.idle)
+
+    def take(self) -> int:
+        if not self._free and self.idle:
+            page, _ = self.idle.popitem(last=False)
+            self.forget(page)
+            self._free.append(page)
+        page = super().take()
+        self.counts[page] = 1
+        return page
+
+    def hold(self, pages: list[int]) -> None:
+        """One more holder for pages whose content is known."""
+        for page in pages:
+            self.idle.pop(page, None)
+            self.counts[page] += 1
+
+    def give(self, numbers: list[int]) -> None:
+        """Pages that a holder has let go of; those that nobody holds can be taken, the last of a table first."""
+        for page in reversed(numbers):
+            if int(self.counts[page]) > 0:
+                continue
+            if self.known(page):
+                self.idle[page] = None
+            else:
+                self._free.append(page)
+
+
 class Caches:
     """Pools of all layers. One page number means the same page in every layer, one slot the same slot.
 
@@ -52,6 +96,7 @@ class Caches:
     `conv[layer]` [slots, W-1, C] in the activation type, `kda[layer]` [slots, H, dk, dv] float32. Where index keys are
     pooled over P tokens, `index` holds a key a pool, and `pool[layer]` [slots, 2, P-1, dI] the keys and the gates of
     the tokens whose pool is not whole yet.
+    State pools have `snapshots` more rows behind those of the slots: states that a prefix cache keeps.
     New memory is NaN: whoever reads what nobody wrote must show it. `layouts` own the memory of the pools that they
     are named after ("kv", "index", "state" for conv, kda and pool); such a pool is an OwnedPool.
     """
@@ -66,21 +111,23 @@ class Caches:
         dtype: torch.dtype,
         device: torch.device,
         seed: int = 0,
+        snapshots: int = 0,
         layouts: Mapping[str, Any] | None = None,
     ) -> None:
         i = config.index
         self.page, self.device = page, device
         self.index_page = page if i is None else -(-page // i.pool)  # pages of n tokens have room for their pools
-        sizes = {"kv": (pages, page), "index": (pages, self.index_page), "state": (slots, 1)}
+        sizes = {"kv": (pages, page), "index": (pages, self.index_page), "state": (slots + snapshots, 1)}
 
         def pool(name: str, *row: int, kind: torch.dtype = dtype) -> Tensor | OwnedPool:
             count, size = sizes[name]
             if layouts and name in layouts:
                 return OwnedPool.allocate(layouts[name], pages=count, page=size, row=row, dtype=kind, device=device)
-            shape = (slots, *row) if name == "state" else (count, size, *row)
+            shape = (count, *row) if name == "state" else (count, size, *row)
             return torch.full(shape, float("nan"), dtype=kind, device=device)
 
-        self.pages, self.slots = FreeList(pages, seed), FreeList(slots, seed + 1)
+        self.pages, self.slots = PagePool(pages, seed), FreeList(slots, seed + 1)
+        self.snapshots = FreeList(snapshots, seed + 2, first=slots)
         kinds = list(enumerate(config.layers))
         state_type = torch.float64 if dtype == torch.float64 else torch.float32
         self.kv = {n: pool("kv", config.mla.kv_lora + config.mla.rope) for n, kind in kinds if kind != "kda"}
@@ -91,6 +138,11 @@ class Caches:
         linear = [n for n, kind in kinds if kind == "kda"]
         self.conv = {n: pool("state", k.conv - 1, 3 * k.heads * k.dim) for n in linear}
         self.kda = {n: pool("state", k.heads, k.dim, k.dim, kind=state_type) for n in linear}
+
+    def states(self) -> tuple[tuple[int, str, Tensor | OwnedPool], ...]:
+        """(layer, kind, pool) of every state pool, in the order of the layers."""
+        named = [(layer, kind, pool) for kind in STATES for layer, pool in getattr(self, kind).items()]
+        return tuple(sorted(named, key=lambda item: item[0]))
 
 
 class Tenancy:
@@ -109,7 +161,14 @@ class Tenancy:
             self.table.append(pages.take())
             self._generation.append(pages.generation[self.table[-1]])
 
+    def adopt(self, pages: list[int]) -> None:
+        """Holds pages that others have filled, in the order of the positions; only before any other page."""
+        self.caches.pages.hold(pages)
+        self.table += pages
+        self._generation += [self.caches.pages.generation[page] for page in pages]
+
     def release(self) -> None:
+        """Gives everything back; `pool.release` has counted the pages down before."""
         self.caches.pages.give(self.table)
         self.caches.slots.give([self.slot])
 

@@ -14,7 +14,7 @@ def logical(arguments: dict[str, Any]) -> dict[str, Any]:
 
     A pool [pages, page, width] that goes with a `table` keeps the pages of the table, which then counts those; one that
     goes with `slots` [n] becomes a row for each of them, and the slots count the rows. Arguments without an OwnedPool
-    come back as they are. Raises ValueError for a pool that goes with neither, and whatever the layout raises.
+    come back as they are; one that goes with `pages` [n] keeps those, as they are numbered there. Raises ValueError for a pool that goes with neither, and whatever the layout raises.
     """
     name = next((n for n, value in arguments.items() if isinstance(value, OwnedPool)), None)
     if name is None:
@@ -24,7 +24,9 @@ def logical(arguments: dict[str, Any]) -> dict[str, Any]:
         return arguments | _pages(pool, name, arguments["table"])
     if arguments.get("slots") is not None:
         return arguments | _rows(pool, name, arguments["slots"])
-    raise ValueError(f"{name} has a layout of its own and comes with neither a table nor slots")
+    if arguments.get("pages") is not None:
+        return arguments | _whole_pages(pool, name, arguments["pages"])
+    raise ValueError(f"{name} has a layout of its own and comes with no table, slots or pages")
 
 
 def _pages(pool: OwnedPool, name: str, table: torch.Tensor) -> dict[str, Any]:
@@ -40,3 +42,10 @@ def _rows(pool: OwnedPool, name: str, slots: torch.Tensor) -> dict[str, Any]:
     if len(pool.row) == 1:  # paged memory: pages of one row
         rows = rows.unsqueeze(1)
     return {name: rows, "slots": torch.where(slots >= 0, torch.arange(len(slots), device=slots.device), -1)}
+
+
+def _whole_pages(pool: OwnedPool, name: str, pages: torch.Tensor) -> dict[str, Any]:
+    places = torch.arange(pool.page, device=pages.device)
+    rows = pool.read((pages.unsqueeze(1) * pool.page + places).flatten())
+    rows = rows if pool.page == 1 else rows.unflatten(0, (-1, pool.page))
+    return {name: rows, "pages": torch.arange(len(pages), device=pages.device)}

@@ -32,6 +32,26 @@ def _gather(name: str, what: str) -> Contract:
     )
 
 
+def _tier(name: str, summary: str, written: str, after: str) -> Contract:
+    return Contract(
+        name,
+        "move",
+        summary,
+        (
+            pool("pool", "pages ...", "any"),
+            pool("host", "places ...", "any"),
+            rows("pages", "n", "int64"),
+            rows("places", "n", "int64"),
+        ),
+        (),
+        f"reference.cache:{after.removesuffix('ed')}",
+        mutates=(written,),
+        after=f"reference.cache:{after}",
+        hard_inputs=("plain", "bytes"),
+        sites=("kv", "index", "conv", "kda", "pool"),
+    )
+
+
 CONTRACTS = (
     Contract(
         "kv.slots",
@@ -67,5 +87,9 @@ CONTRACTS = (
         after="reference.cache:state_stored",
         hard_inputs=("plain",),
         sites=("conv", "kda", "pool"),
+    ),
+    _tier("kv.offload", "copies pages of the device, or rows of states, to places of the host", "host", "offloaded"),
+    _tier(
+        "kv.reload", "copies places of the host back into pages of the device, or rows of states", "pool", "reloaded"
     ),
 )

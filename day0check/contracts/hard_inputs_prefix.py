@@ -77,10 +77,22 @@ def _restore(d: Draw, name: str) -> Arguments:
     return d.float32(7, 4, 16, 16), {"slots": d.shuffled(7)[:2]}
 
 
+def _tier(d: Draw, name: str) -> Arguments:
+    """Pages of a pool and of the host; `bytes`: every pattern of them, those of NaN with a payload too."""
+    pool, host = d.act(PAGES, PAGE, 24), d.act(PAGES + 3, PAGE, 24)
+    if name == "bytes":
+        pool, host = (d.integers(-(1 << 15), 1 << 15, *t.shape).to(torch.int16) for t in (pool, host))
+        pool, host = (t.to(torch.int32).view(torch.float32) if d.dtype == torch.float32 else t for t in (pool, host))
+        pool, host = (t if d.dtype == torch.float32 else t.view(d.dtype) for t in (pool, host))
+    return pool, {"host": host.cpu(), "pages": d.shuffled(PAGES)[:5], "places": d.shuffled(PAGES + 3)[:5].cpu()}
+
+
 GENERATORS: dict[str, Generator] = {
     "prefix.match": _match,
     "prefix.register": _register,
     "prefix.store": _store,
     "prefix.restore": _restore,
     "pool.release": _release,
+    "kv.offload": _tier,
+    "kv.reload": _tier,
 }

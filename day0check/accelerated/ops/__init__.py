@@ -94,6 +94,8 @@ TABLE: dict[str, Callable[..., Any]] = {
     "prefix.store": paging.state_store,
     "prefix.restore": paging.state_load,
     "pool.release": prefix.release,
+    "kv.offload": paging.offload,
+    "kv.reload": paging.reload,
     "kda.project": linear,
     "kda.conv": kda.conv,
     "kda.gates": kda.gates,

@@ -57,3 +57,23 @@ def state_store(pool: Tensor | OwnedPool, *, value: Tensor, slots: Tensor) -> No
         return pool.write(value[real], slots[real])
     pool[slots[real]] = value[real].to(pool.dtype)
     return None
+
+
+def offload(pool: Tensor | OwnedPool, *, host: Tensor, pages: Tensor, places: Tensor) -> None:
+    """Copies `pages` [n] of `pool` (or rows of a state pool) to `places` [n] of host memory, byte for byte."""
+    taken = pool.read(_rows_of(pool, pages)) if isinstance(pool, OwnedPool) else pool[pages]
+    host[places] = taken.reshape(-1, *host.shape[1:]).to(host.device)
+
+
+def reload(pool: Tensor | OwnedPool, *, host: Tensor, pages: Tensor, places: Tensor) -> None:
+    """Copies `places` [n] of host memory back into `pages` [n] of `pool`, byte for byte."""
+    taken = host[places]
+    if isinstance(pool, OwnedPool):
+        return pool.write(taken.to(pool.device).reshape(-1, *pool.row), _rows_of(pool, pages))
+    pool[pages] = taken.to(pool.device, non_blocking=True)
+    return None
+
+
+def _rows_of(pool: OwnedPool, pages: Tensor) -> Tensor:
+    """Every slot of `pages`, page by page."""
+    return (pages.unsqueeze(1) * pool.page + torch.arange(pool.page, device=pages.device)).flatten()

@@ -50,14 +50,14 @@ class Live(Scheduler):
     """Steps over whoever is there: `submit` and `abort` between two steps, from the thread that steps.
 
     Steps of prompts and of single tokens take turns while there are both, so that a long prompt does not stop running
-    answers. When pages run out, the request admitted last gives its own back and is computed again later.
+    answers; in a `mixed` schedule they go together.
     """
 
     def __init__(self, engine: Engine, schedule: Schedule, caller: Caller, *, caches: Caches) -> None:
         super().__init__(engine, (), schedule, caller, caches=caches)
-        self.pages, self.slots = len(caches.pages), len(caches.slots)
+        self.slots = len(caches.slots)
         self.tickets: dict[str, Ticket] = {}
-        self.preemptions = self.prompt_tokens = self.generated_tokens = 0
+        self.prompt_tokens = self.generated_tokens = 0
         self.finished: list[tuple[Ticket, str]] = []  # since the caller last cleared it
         self._in_step: list[Running] = []
         self._prompts_went = False
@@ -103,60 +103,34 @@ class Live(Scheduler):
                 ticket.sink.fail(message)
 
     def _forget(self, running: Running) -> None:
-        self._leave(running)
-        if running in self.queue:
-            self.queue.remove(running)
+        self._drop(running)
         self.tenancies.pop(running.request.id, None)
 
-    def _admit(self) -> None:
-        """Takes requests in order while there is a slot, and pages for the whole prompt of each."""
-        while self.queue and len(self.active) < self.schedule.max_batch:
-            running = self.queue[0]
-            prompt = len(running.tokens) or len(running.request.turns[0].tokens)
-            due = sum(-(-len(r.tokens) // self.caches.page) - len(r.tenancy.table) for r in self.active)
-            if self.active and len(self.caches.pages) - due < -(-(prompt + 1) // self.caches.page):
-                return
-            self.queue.popleft()
-            self._admit_one(running)
-            times = self.tickets[running.request.id].times
-            times.admitted = times.admitted or time.monotonic()
+    def _admit_one(self, running: Running) -> None:
+        super()._admit_one(running)
+        times = self.tickets[running.request.id].times
+        times.admitted = times.admitted or time.monotonic()
+
+    def _may_share(self, running: Running) -> bool:
+        """Not while log-probabilities of the prompt are wanted: those need its rows computed."""
+        ticket = self.tickets[running.request.id]
+        told = ticket.order.prompt_top is None or ticket.prompt_known >= len(ticket.order.prompt)
+        return super()._may_share(running) and told
 
     def _one_step(self) -> None:
-        ready = [r for r in self.active if r.answering and r.waiting == 1]
-        prompts = [r for r in self.active if r not in ready]
+        if self.schedule.mixed:
+            return super()._one_step()
+        able = [r for r in self.active if r.ready_step <= self.step]
+        ready = [r for r in able if r.answering and r.waiting == 1]
+        prompts = [r for r in able if r not in ready]
         self._prompts_went = bool(prompts) and not (ready and self._prompts_went)
-        if not self._prompts_went:
-            self._compute("decode", [(running, 1) for running in ready])
-            return
-        budget, taking = self.schedule.chunk, []
-        for running in prompts:
-            count = running.waiting if budget is None else min(budget, running.waiting)
-            if count:
-                taking.append((running, count))
-            budget = None if budget is None else budget - count
-        self._compute("prefill", taking)
+        if self._prompts_went:
+            return self._compute("prefill", self._prompt_rows(prompts))
+        return self._compute("decode", [(running, 1) for running in ready])
 
-    def _compute(self, phase: str, taking: list[tuple[Running, int]]) -> None:
-        self._make_room(taking)
-        taking = [(running, count) for running, count in taking if running in self.active]
+    def _compute_rows(self, phase: str, taking: list[tuple[Running, int]]) -> None:
         self._in_step = [running for running, _ in taking]
-        if taking:
-            super()._compute(phase, taking)
-
-    def _make_room(self, taking: list[tuple[Running, int]]) -> None:
-        """Preempts from the last admitted on until the pages suffice; a request alone always fits (`submit`)."""
-        while True:
-            due = sum(self._missing(r, count) for r, count in taking if r in self.active)
-            if due <= len(self.caches.pages):
-                return
-            running = self.active[-1]
-            self._leave(running)
-            running.computed = 0
-            self.queue.appendleft(running)
-            self.preemptions += 1
-
-    def _missing(self, running: Running, count: int) -> int:
-        return max(0, -(-(running.computed + count) // self.caches.page) - len(running.tenancy.table))
+        super()._compute_rows(phase, taking)
 
     def _part(self, running: Running, count: int) -> Part:
         part, ticket = super()._part(running, count), self.tickets[running.request.id]

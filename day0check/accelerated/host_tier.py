@@ -1,0 +1,112 @@
+"""The host tier: pages and states of interrupted requests, kept in host memory and brought back byte for byte.
+
+Copies are asynchronous where the device has streams: host memory is pinned, copies run on a stream of their own, and a
+page or slot that is read or taken again waits for them. A request whose memory is on its way back rests for one step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from day0check.accelerated.cache import PAGED, STATES, Caches, FreeList, Tenancy
+from day0check.probe.recorder import Caller
+from day0check.probe.registry import OwnedPool
+from day0check.probe.rows import RowMap
+
+if TYPE_CHECKING:
+    from day0check.accelerated.scheduler import Running
+
+
+@dataclass(frozen=True)
+class Parked:
+    """Where the memory of one request lies: host pages in the order of its positions, and the slot of its states."""
+
+    pages: tuple[int, ...]
+    slot: int
+    positions: int
+
+
+class HostTier:
+    """`pages` host pages for every paged pool and `slots` rows for every state pool (as many as the device has)."""
+
+    def __init__(self, caches: Caches, *, pages: int) -> None:
+        self.caches = caches
+        self.pages, self.slots = FreeList(pages), FreeList(caches.slots.size)
+        self.moved_bytes = 0  # in both directions
+        self._stream = torch.cuda.Stream(caches.device) if caches.device.type == "cuda" else None
+        self._host = {
+            (kind, layer): self._like(pool, pages if kind in PAGED else caches.slots.size)
+            for kind in PAGED + STATES
+            for layer, pool in getattr(caches, kind).items()
+        }
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self._host.values())
+
+    def room(self, tenancy: Tenancy) -> bool:
+        return len(self.pages) >= len(tenancy.table) and len(self.slots) > 0
+
+    def park(self, caller: Caller, running: Running, *, step: int) -> Parked:
+        """Copies everything that a request holds; it may give it back afterwards."""
+        table = running.tenancy.table
+        parked = Parked(tuple(self.pages.take() for _ in table), self.slots.take(), running.computed)
+        self._move("kv.offload", caller, running, parked, step)
+        return parked
+
+    def fetch(self, caller: Caller, running: Running, *, step: int) -> None:
+        """Copies what was parked into the pages and the slot that the request has now, and frees the host's."""
+        self._move("kv.reload", caller, running, running.parked, step)
+        self.drop(running.parked)
+
+    def drop(self, parked: Parked) -> None:
+        self.pages.give(list(parked.pages))
+        self.slots.give([parked.slot])
+
+    def _move(self, operator: str, caller: Caller, running: Running, parked: Parked, step: int) -> None:
+        page, device, name = self.caches.page, self.caches.device, running.request.id
+        first = tuple(range(0, len(parked.pages) * page, page))
+        paged = RowMap((name,), (0,) * len(first), first)
+        state = RowMap((name,), (0,), (parked.positions - 1,))
+        table = torch.tensor(running.tenancy.table[: len(first)], dtype=torch.int64, device=device)
+        places = torch.tensor(parked.pages, dtype=torch.int64)
+        slot = torch.tensor([running.tenancy.slot], device=device)
+        with caller.recorder.between(caller.recorder.phase, paged, step), self._beside():
+            for (kind, layer), host in self._host.items():
+                pool, at = getattr(self.caches, kind)[layer], caller.at(f"layers.{layer:02d}")
+                if kind in PAGED:
+                    at(operator, pool, site=kind, host=host, pages=table, places=places)
+                else:
+                    own = torch.tensor([parked.slot])
+                    at(operator, pool, site=kind, row_map=state, host=host, pages=slot, places=own)
+                self.moved_bytes += host[0].numel() * host.element_size() * (len(first) if kind in PAGED else 1)
+
+    def _beside(self) -> _Beside:
+        return _Beside(self._stream)
+
+    def _like(self, pool: Tensor | OwnedPool, count: int) -> Tensor:
+        owned = isinstance(pool, OwnedPool)
+        row = ((pool.page, *pool.row) if pool.page > 1 else pool.row) if owned else tuple(pool.shape[1:])
+        return torch.zeros(count, *row, dtype=pool.dtype, pin_memory=self._stream is not None)
+
+
+class _Beside:
+    """Work on a stream of its own that begins after what the device was told before, and that later work waits for."""
+
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+            self._context = torch.cuda.stream(self.stream)
+            self._context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self.stream is not None:
+            self._context.__exit__(*error)
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)

@@ -1,0 +1,247 @@
+"""The prefix cache: pages of whole blocks that several requests share, and states kept at the ends of blocks.
+
+A block is the content of one page. It is known by its tokens, what salts them and the block before it, so a hit needs
+every block from the first position on. A page that is known is full: nobody writes it again, and so nobody copies it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from day0check.accelerated.cache import Caches
+from day0check.accelerated.ops.prefix import ENTRY, HEAD, SNAPSHOT, chain
+from day0check.errors import InputError
+from day0check.probe.recorder import Caller
+from day0check.probe.rows import RowMap
+from reference.config import ModelConfig
+
+if TYPE_CHECKING:
+    from day0check.accelerated.scheduler import Running
+
+FIRST_ENTRY = 1
+
+
+@dataclass
+class Chain:
+    """What the cache knows of one request: blocks entered or found so far, the last of them, and the salts."""
+
+    blocks: int = 0
+    entry: int = 0
+    key: int = 0
+    salts: Tensor | None = None  # int64 [tokens so far, 2]
+
+
+@dataclass
+class PrefixCounters:
+    """Since the start. Tokens that were looked for and found, blocks found, entered and given up, snapshots kept."""
+
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    hit_blocks: int = 0
+    stored_blocks: int = 0
+    evicted_blocks: int = 0
+    stored_snapshots: int = 0
+
+
+@dataclass
+class PrefixCache:
+    """Looks prefixes up and enters blocks, through the operators of the family `prefix`.
+
+    `space` tells models and adapters apart: it salts every token. States are kept after every `every` blocks; a model
+    without states needs none, and every block of it can end a hit. Raises InputError for pages that hold no whole
+    number of pools.
+    """
+
+    caches: Caches
+    config: ModelConfig
+    every: int = 1
+    space: str = ""
+    counters: PrefixCounters = field(default_factory=PrefixCounters)
+
+    def __post_init__(self) -> None:
+        caches, index = self.caches, self.config.index
+        if index is not None and caches.page % index.pool:
+            raise InputError(
+                f"pages of {caches.page} positions cut pools of {index.pool} tokens",
+                where="schedule.page with prefix_cache",
+                todo=f"use a multiple of {index.pool}",
+            )
+        self.held = torch.full((caches.pages.size, HEAD + 3 * caches.page), -1, dtype=torch.int64)
+        self.stateful = bool(caches.states())
+        self._entries = FIRST_ENTRY
+        self._pages: dict[int, int] = {}  # entry -> page
+        self._by_key: dict[int, int] = {}  # chain key -> entry
+        self._keys: dict[int, int] = {}  # page -> chain key
+        self._plain = _lanes(f"{self.space}")
+        caches.pages.known, caches.pages.forget = self._keys.__contains__, self._forget
+
+    # ----------------------------------------------------------------------------------------------------- asking
+
+    def next_end(self, computed: int) -> int | None:
+        """The position at which a step must end so that states can be kept there; None where none are needed."""
+        block = self.caches.page * self.every
+        return (computed // block + 1) * block if self.stateful else None
+
+    def find(self, caller: Caller, running: Running, *, step: int) -> None:
+        """Lets a request that has just been admitted begin behind the longest prefix that is known.
+
+        At least one token is left to be computed. The pages are held, the states lie in the request's slot.
+        """
+        tokens = running.tokens[:-1]
+        running.chain = Chain(salts=running.chain.salts)
+        if len(tokens) < self.caches.page:
+            return
+        self.counters.query_tokens += len(tokens)
+        rows = RowMap((running.request.id,), (0,) * len(tokens), tuple(range(len(tokens))))
+        with caller.recorder.between("prefill", rows, step):
+            salts = self._salts(running)[: len(tokens)]
+            pages = caller.at("")("prefix.match", torch.tensor(tokens), salts=salts, held=self.held).tolist()
+            if not pages:
+                return
+            length = len(pages) * self.caches.page
+            running.tenancy.adopt(pages)
+            self._restore(caller, running, int(self.held[pages[-1], SNAPSHOT]), length)
+        running.computed = length
+        running.chain.blocks, running.chain.entry = len(pages), int(self.held[pages[-1], ENTRY])
+        running.chain.key = self._keys.get(pages[-1], 0)
+        self.counters.hit_tokens += length
+        self.counters.hit_blocks += len(pages)
+
+    def _restore(self, caller: Caller, running: Running, snapshot: int, length: int) -> None:
+        row = RowMap((running.request.id,), (0,), (length - 1,))
+        at_slot = torch.tensor([running.tenancy.slot], device=self.caches.device)
+        at_snapshot = torch.tensor([snapshot], device=self.caches.device)
+        for layer, kind, pool in self.caches.states():
+            at = caller.at(f"layers.{layer:02d}")
+            state = at("prefix.restore", pool, site=kind, row_map=row, slots=at_snapshot)
+            at("state.store", pool, site=kind, row_map=row, value=state, slots=at_slot)
+
+    # ---------------------------------------------------------------------------------------------------- entering
+
+    def enter(self, caller: Caller, running: Running, *, phase: str, step: int) -> None:
+        """Enters the blocks that a request has filled with its latest rows, and the states at their end."""
+        page, computed, known = self.caches.page, running.computed, running.chain
+        last = computed // page
+        if last == known.blocks:
+            return
+        keys = self._pass_known(running, last)
+        ends_here = computed % page == 0 and last % self.every == 0
+        begin = known.blocks * page
+        rows = RowMap((running.request.id,), (0,) * (last * page - begin), tuple(range(begin, last * page)))
+        with caller.recorder.between(phase, rows, step):
+            snapshot = self._store(caller, running) if ends_here and self.stateful and keys else -1
+            self._register(caller, running, keys, snapshot)
+
+    def _pass_known(self, running: Running, last: int) -> list[int]:
+        """Goes past the blocks that another request has entered meanwhile; keys of those that are new."""
+        page, known = self.caches.page, running.chain
+        begin = known.blocks * page
+        tokens = torch.tensor(running.tokens[begin : last * page])
+        keys = chain(tokens, self._salts(running)[begin : last * page], page=page, key=known.key)
+        while keys and keys[0] in self._by_key:
+            known.blocks, known.key = known.blocks + 1, keys.pop(0)
+            known.entry = self._by_key[known.key]
+        return keys
+
+    def _store(self, caller: Caller, running: Running) -> int:
+        """Keeps the states of a request as they are now; the slot of the snapshot, -1 when there is no room."""
+        slot = self._snapshot_slot()
+        if slot < 0:
+            return slot
+        row = RowMap((running.request.id,), (0,), (running.computed - 1,))
+        at_slot = torch.tensor([running.tenancy.slot], device=self.caches.device)
+        at_snapshot = torch.tensor([slot], device=self.caches.device)
+        for layer, kind, pool in self.caches.states():
+            at = caller.at(f"layers.{layer:02d}")
+            state = at("state.load", pool, site=kind, row_map=row, slots=at_slot)
+            at("prefix.store", pool, site=kind, row_map=row, value=state, slots=at_snapshot)
+        self.counters.stored_snapshots += 1
+        return slot
+
+    def _register(self, caller: Caller, running: Running, keys: list[int], snapshot: int) -> None:
+        page, known = self.caches.page, running.chain
+        if not keys:
+            return
+        begin, count = known.blocks * page, len(keys)
+        entries = list(range(self._entries, self._entries + count))
+        table = running.tenancy.table[known.blocks : known.blocks + count]
+        snapshots = [-1] * (count - 1) + [snapshot] if self.stateful else [0] * count
+        salts = self._salts(running)[begin : begin + count * page]
+        caller.at("")(
+            "prefix.register",
+            self.held,
+            tokens=torch.tensor(running.tokens[begin : begin + count * page]),
+            salts=salts,
+            at=torch.tensor([begin, running.computed]),
+            table=torch.tensor(table),
+            entries=torch.tensor(entries),
+            parent=torch.tensor([known.entry]),
+            snapshots=torch.tensor(snapshots),
+        )
+        for entry, taken, key in zip(entries, table, keys, strict=True):
+            self._pages[entry], self._by_key[key], self._keys[taken] = taken, entry, key
+        self._entries += count
+        known.blocks, known.entry, known.key = known.blocks + count, entries[-1], keys[-1]
+        self.counters.stored_blocks += count
+
+    # --------------------------------------------------------------------------------------------------- giving up
+
+    def _forget(self, page: int) -> None:
+        """What lay on a page is given up: the page gets another content."""
+        self._by_key.pop(self._keys.pop(page))
+        self._pages.pop(int(self.held[page, ENTRY]), None)
+        self._drop_snapshot(page)
+        self.held[page] = -1
+        self.counters.evicted_blocks += 1
+
+    def _drop_snapshot(self, page: int) -> bool:
+        slot = int(self.held[page, SNAPSHOT])
+        if slot < 0 or not self.stateful:
+            return False
+        self.held[page, SNAPSHOT] = -1
+        self.caches.snapshots.give([slot])
+        return True
+
+    def _snapshot_slot(self) -> int:
+        """A free slot for a snapshot, if need be that of the block that nobody has used for longest; -1: none."""
+        snapshots = self.caches.snapshots
+        if not len(snapshots):
+            next((page for page in list(self.caches.pages.idle) if self._drop_snapshot(page)), None)
+        return snapshots.take() if len(snapshots) else -1
+
+    # ------------------------------------------------------------------------------------------------------- salts
+
+    def _salts(self, running: Running) -> Tensor:
+        """int64 [tokens, 2]: the space of every token, and for media pads the images of their turn as well."""
+        salts, tokens = running.chain.salts, running.tokens
+        done = 0 if salts is None else len(salts)
+        if done < len(tokens):
+            new = torch.tensor(self._plain).repeat(len(tokens) - done, 1)
+            for begin, end, images in _turns(running):
+                pads = [p for p in range(max(begin, done), end) if tokens[p] == self.config.tokens.media_pad]
+                if images and pads:
+                    new[torch.tensor(pads) - done] = torch.tensor(self._images(images))
+            salts = running.chain.salts = new if salts is None else torch.cat((salts, new))
+        return salts
+
+    def _images(self, images: tuple[str, ...]) -> tuple[int, int]:
+        contents = (hashlib.sha256(Path(image).read_bytes()).hexdigest() for image in images)
+        return _lanes("\x1f".join((self.space, *contents)))
+
+
+def _turns(running: Running) -> list[tuple[int, int, tuple[str, ...]]]:
+    """(first position, position behind, images) of the tokens that came with each turn so far."""
+    ends = [begin for begin, _ in running.spans]
+    turns = zip(ends, running.request.turns, strict=False)
+    return [(end - len(turn.tokens), end, turn.images) for end, turn in turns]
+
+
+def _lanes(text: str) -> tuple[int, int]:
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1, int.from_bytes(digest[8:16], "little") >> 1
