@@ -13,8 +13,9 @@ def logical(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments with every OwnedPool read through its layout, as it is now.
 
     A pool [pages, page, width] that goes with a `table` keeps the pages of the table, which then counts those; one that
-    goes with `slots` [n] becomes a row for each of them, and the slots count the rows. Arguments without an OwnedPool
-    come back as they are; one that goes with `pages` [n] keeps those, as they are numbered there. Raises ValueError for a pool that goes with neither, and whatever the layout raises.
+    goes with `slots` [n] becomes a row for each of them, and the slots count the rows; one that goes with `pages` [n]
+    keeps those, and they count themselves. Arguments without an OwnedPool come back as they are. Raises ValueError for
+    a pool that goes with none of them, and whatever the layout raises.
     """
     name = next((n for n, value in arguments.items() if isinstance(value, OwnedPool)), None)
     if name is None:
