@@ -150,6 +150,14 @@ class Residual:
 
 
 @dataclass(frozen=True)
+class Draft:
+    """Multi-token prediction: one decoder layer behind the others, with a plain residual, that guesses the token after
+    next. The model's own tokens do not depend on it. `kind`: of its attention."""
+
+    kind: Literal["mla", "dsa"]
+
+
+@dataclass(frozen=True)
 class Vision:
     hidden: int
     layers: int
@@ -211,6 +219,7 @@ class ModelConfig:
     gqa: Gqa | None = None
     moe: Moe | None = None
     vision: Vision | None = None
+    draft: Draft | None = None
     residual: Residual = Residual()
     activation: Activation = Activation()
     rope: Rope = Rope()
@@ -218,13 +227,18 @@ class ModelConfig:
     tied_head: bool = False
     tokens: Tokens = field(default_factory=Tokens)
 
+    @property
+    def every_layer(self) -> tuple[LayerKind, ...]:
+        """Attention kinds of the decoder layers and, behind them, of the draft layer where there is one."""
+        return self.layers if self.draft is None else (*self.layers, self.draft.kind)
+
     def is_moe(self, layer: int) -> bool:
         m = self.moe
         return m is not None and layer >= m.first_dense and layer % m.frequency == 0
 
     def layer_class(self, layer: int) -> str:
         """Attention kind and feed-forward kind of a decoder layer, e.g. "dsa+moe": the class that findings share."""
-        return f"{self.layers[layer]}+{'moe' if self.is_moe(layer) else 'dense'}"
+        return f"{self.every_layer[layer]}+{'moe' if self.is_moe(layer) else 'dense'}"
 
     def softmax_scale(self) -> float:
         """Scale of attention scores: (nope + rope)^-1/2, times mscale^2 under YaRN beyond the original context."""

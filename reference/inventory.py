@@ -21,6 +21,7 @@ from reference.families import read_config_and_rest
 from reference.families.parts import is_block_fp8
 from reference.formats import E8M0_NAN
 from reference.names import canonical_name
+from reference.tensors import with_stored_draft
 from reference.weights import INDEX, SINGLE, read_header, read_json
 
 Header = dict[str, tuple[str, tuple[int, ...]]]  # stored name -> dtype as safetensors spells it, shape
@@ -86,6 +87,7 @@ def take_inventory(model_dir: str | Path) -> Inventory:
             damaged[file.name] = error.what
     index = _index(directory, headers, damaged)
     missing = sorted(file for file in set(index.values()) if file not in headers and file not in damaged)
+    config = with_stored_draft(config, map(canonical_name, index))
     return Inventory(directory, config, config_json, unknown, index, headers, tuple(missing), damaged)
 
 

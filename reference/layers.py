@@ -98,14 +98,14 @@ class LatentCache:
 
 def fresh_cache(config: ModelConfig, layer: int, *, like: Tensor) -> KdaCache | LatentCache:
     """An empty cache in the dtype (the KDA state in at least float32) and on the device of `like`."""
-    if config.layers[layer] == "kda":
+    if config.every_layer[layer] == "kda":
         k = config.kda
         state = torch.float64 if like.dtype == torch.float64 else torch.float32
         return KdaCache(
             conv=like.new_zeros(1, k.conv - 1, 3 * k.heads * k.dim),
             state=like.new_zeros(1, k.heads, k.dim, k.dim, dtype=state),
         )
-    index = like.new_zeros(0, config.index.dim) if config.layers[layer] == "dsa" else None
+    index = like.new_zeros(0, config.index.dim) if config.every_layer[layer] == "dsa" else None
     pools = index is not None and config.index.pool > 1
     latent = like.new_zeros(0, config.mla.kv_lora + config.mla.rope)
     return LatentCache(latent, index, (index, index) if pools else None)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference import draft as drafting
 from reference import glm_vision, layers, residual, vision, vision_tower
 from reference.formats import mxfp4_decode
 from reference.layers import Call, Here, KdaCache, LatentCache, just_call
@@ -94,11 +95,14 @@ class OneByOne:
 @dataclass
 class State:
     """What a request remembers between calls of `extend`: one cache per layer, how many rows it has seen, and their
-    tokens where positions of later ones follow from them."""
+    tokens where positions of later ones follow from them. `waiting` [1, D]: the last row behind the final norm, where
+    a draft layer waits for its next token; `drafted` [rows, V]: what the draft layer said in the latest call."""
 
     caches: list[KdaCache | LatentCache]
     length: int = 0
     tokens: Tensor | None = None
+    waiting: Tensor | None = None
+    drafted: Tensor | None = None
 
 
 @dataclass
@@ -133,7 +137,7 @@ class Model:
     def start(self) -> State:
         """An empty state."""
         like = torch.empty(0, dtype=self.dtype, device=self.device)
-        return State([layers.fresh_cache(self.config, n, like=like) for n in range(len(self.config.layers))])
+        return State([layers.fresh_cache(self.config, n, like=like) for n in range(len(self.config.every_layer))])
 
     def forward(
         self,
@@ -157,13 +161,16 @@ class Model:
         call: Call = just_call,
         form: str = "absorbed",
         chunk_kda: int | None = None,
+        drafts: bool = False,
     ) -> Tensor:
         """Logits [T, vocab] of T more tokens; `state` moves on.
 
         `images`: file paths or uint8 arrays [height, width, channels] whose features take the media pads of these
         tokens in order (pads beyond them keep their embedding: a model may write one). `form`: "absorbed" or "plain".
         `chunk_kda`: rows per chunk, 0 for the recurrence; None is the configuration's chunk, and the recurrence for a
-        single row. Raises ValueError for an empty or too long sequence, and for fewer pads than image features.
+        single row. `drafts`: the draft layer runs too, on every row whose next token is known, in all calls of a state
+        or in none; its logits are `state.drafted`. Raises ValueError for an empty or too long sequence, for fewer pads
+        than image features, and for drafts of a model that has no draft layer.
         """
         ids = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
         if ids.numel() == 0 or state.length + ids.numel() > self.config.max_positions:
@@ -195,8 +202,27 @@ class Model:
             self._after_mlp(here, spine, h)
         state.length += ids.numel()
         x = top.norm(self._close(top, spine), "norm", site="final")
-        head = top.weight("embed_tokens" if self.config.tied_head else "lm_head")
-        return top("head.logits", linear_float32, x, weight=head)
+        if drafts:
+            self._draft(state, ids, x, call, form)
+        return top("head.logits", linear_float32, x, weight=self._head(top))
+
+    def _head(self, top: Here) -> Tensor:
+        return top.weight("embed_tokens" if self.config.tied_head else "lm_head")
+
+    def _draft(self, state: State, ids: Tensor, hidden: Tensor, call: Call, form: str) -> None:
+        """Runs the draft layer on the rows whose next token is among `ids` [T], `hidden` [T, D] being theirs."""
+        if self.config.draft is None:
+            raise ValueError(f"model {self.config.name} has no draft layer")
+        rows = hidden[:-1] if state.waiting is None else torch.cat([state.waiting, hidden[:-1]])
+        following = ids[len(ids) - len(rows) :]
+        state.waiting, state.drafted = hidden[-1:], hidden.new_zeros(0, self.config.vocab)
+        if not len(rows):
+            return
+        number, top = len(self.config.layers), self._here("", "", call)
+        here = self._here(f"layers.{number:02d}", f"layers.{number}.", call)
+        embedded = here("embed.tokens", embed, following, weight=top.weight("embed_tokens"))
+        h = drafting.draft_rows(here, embedded, hidden=rows, cache=state.caches[number], form=form)
+        state.drafted = here("head.logits", linear_float32, h, weight=self._head(top))
 
     def _rotary(self, top: Here, state: State, ids: Tensor) -> Tensor | None:
         """Positions [T, 3] that the rows of `ids` are turned by; None where it is their place in the sequence."""

@@ -19,13 +19,15 @@ _STATE_BYTES = 4  # of KDA: float32
 
 @dataclass(frozen=True)
 class Size:
-    """`total`, `routed` (of all routed experts), `vision`: counts of parameters, by the values that packed codes stand
-    for; scales are none. `activated`: what one text token is multiplied with, the head included, the embedding and the
-    tower not. `tensors` and `stored_bytes`: as the table lists them, without the padding that a release may add."""
+    """`total` (without the draft layer), `draft` (of it), `routed` (of the model's routed experts), `vision`: counts of
+    parameters, by the values that packed codes stand for; scales are none. `activated`: what one text token is
+    multiplied with, the head included, the embedding, the tower and the draft layer not. `tensors` and `stored_bytes`:
+    as the table lists them, the draft layer too, without the padding that a release may add."""
 
     tensors: int
     stored_bytes: int
     total: int
+    draft: int
     routed: int
     vision: int
     activated: int
@@ -36,6 +38,7 @@ def size_of(config: ModelConfig) -> Size:
     moe = config.moe
     return _size(
         expected_tensors(config),
+        draft=f"layers.{len(config.layers)}.",
         part=(0, 1) if moe is None else (moe.topk, moe.experts),
         embedding=0 if config.tied_head else config.vocab * config.hidden,
     )
@@ -44,21 +47,24 @@ def size_of(config: ModelConfig) -> Size:
 def gpt_oss_size(sizes: GptOssSizes) -> Size:
     """As `size_of`, of a gpt-oss."""
     part = (sizes.topk, sizes.experts)
-    return _size(gpt_oss_tensors(sizes), part=part, embedding=sizes.vocab * sizes.hidden)
+    return _size(gpt_oss_tensors(sizes), draft="no layer", part=part, embedding=sizes.vocab * sizes.hidden)
 
 
-def _size(table: dict[str, Stored], *, part: tuple[int, int], embedding: int) -> Size:
-    """`part`: of how many experts how many work for a token."""
-    total = routed = vision = size = 0
+def _size(table: dict[str, Stored], *, draft: str, part: tuple[int, int], embedding: int) -> Size:
+    """`draft`: how names of the draft layer begin; `part`: of how many experts how many work for a token."""
+    total = drafting = routed = vision = size = 0
     for name, stored in table.items():
         elements = math.prod(stored.shape)
         size += elements * BYTES[stored.dtype]
         count = _values(name, elements)
+        if name.startswith(draft):
+            drafting += count
+            continue
         total += count
         routed += count if ".experts." in name else 0
         vision += count if name.startswith(_VISION) else 0
     used = routed * part[0] // part[1]
-    return Size(len(table), size, total, routed, vision, total - routed + used - vision - embedding)
+    return Size(len(table), size, total, drafting, routed, vision, total - routed + used - vision - embedding)
 
 
 def _values(name: str, elements: int) -> int:

@@ -6,12 +6,16 @@ Shapes: model.md 4. Every linear weight is [out, in].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from reference.config import ModelConfig
 from reference.names import canonical_name, stored_name
 
-__all__ = ["Stored", "canonical_name", "expected_tensors", "stored_name"]
+__all__ = ["DRAFT_COPIES", "Stored", "canonical_name", "expected_tensors", "stored_name", "with_stored_draft"]
+
+# What a draft layer may store again, by the name behind `layers.N.` -> the tensor of the model that it repeats.
+DRAFT_COPIES = {"embed_tokens.weight": "embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,15 @@ class Stored:
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Stored]:
-    """Every tensor of the model, in the order of the forward pass."""
+    """Every tensor of the model, in the order of the forward pass; those of the draft layer follow its layers."""
     c = config
     table = {"embed_tokens.weight": Stored((c.vocab, c.hidden))}
-    for layer in range(len(c.layers)):
+    for layer in range(len(c.every_layer)):
         parts = {"input_layernorm.weight": Stored((c.hidden,)), "post_attention_layernorm.weight": Stored((c.hidden,))}
-        parts |= _residual(c)
-        parts |= {f"self_attn.{k}": v for k, v in (_kda(c) if c.layers[layer] == "kda" else _mla(c, layer)).items()}
+        parts |= _residual(c) if layer < len(c.layers) else _draft(c)
+        parts |= {
+            f"self_attn.{k}": v for k, v in (_kda(c) if c.every_layer[layer] == "kda" else _mla(c, layer)).items()
+        }
         parts |= _moe(c) if c.is_moe(layer) else _mlp(c.hidden, c.mlp_width, "mlp")
         table |= {f"layers.{layer}.{k}": v for k, v in parts.items()}
     if c.residual.kind == "attention":
@@ -41,6 +47,24 @@ def expected_tensors(config: ModelConfig) -> dict[str, Stored]:
     if not c.tied_head:
         table["lm_head.weight"] = Stored((c.vocab, c.hidden))
     return table | _vision(c)
+
+
+def with_stored_draft(config: ModelConfig, names: Iterable[str]) -> ModelConfig:
+    """`config` without its draft layer when none of the canonical `names` belongs to it: many checkpoints leave the
+    layer out and keep the key that declares it."""
+    own = f"layers.{len(config.layers)}."
+    if config.draft is None or any(name.startswith(own) for name in names):
+        return config
+    return replace(config, draft=None)
+
+
+def _draft(c: ModelConfig) -> dict[str, Stored]:
+    """What a draft layer has beyond a decoder layer (model.md 2.8). Embedding and head are those of the model; a
+    release may store copies of them (`DRAFT_COPIES`)."""
+    norms = ("enorm", "hnorm", "shared_head.norm")
+    return {f"{name}.weight": Stored((c.hidden,)) for name in norms} | {
+        "eh_proj.weight": Stored((c.hidden, 2 * c.hidden))
+    }
 
 
 def _residual(c: ModelConfig) -> dict[str, Stored]:
@@ -98,7 +122,7 @@ def _mla(c: ModelConfig, layer: int) -> dict[str, Stored]:
         "kv_a_layernorm.weight": Stored((m.kv_lora,)),
         "kv_b_proj.weight": Stored((m.heads * (m.nope + m.v), m.kv_lora)),
     }
-    if c.layers[layer] == "dsa":
+    if c.every_layer[layer] == "dsa":
         i = c.index
         table |= {
             "indexer.wq_b.weight": Stored((i.heads * i.dim, m.q_lora)),

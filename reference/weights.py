@@ -26,7 +26,7 @@ from reference.errors import CheckpointError
 from reference.families import read_config, read_config_and_rest
 from reference.formats import FP8_BLOCK, block_fp8_decode
 from reference.names import canonical_name, stored_name, stored_shape
-from reference.tensors import Stored, expected_tensors
+from reference.tensors import DRAFT_COPIES, Stored, expected_tensors, with_stored_draft
 
 __all__ = [
     "Checkpoint",
@@ -98,10 +98,12 @@ class Checkpoint:
         except CheckpointError as error:
             raise CheckpointError(error.what, where=f"{self.directory}: {error.where}", todo=error.todo) from error
         self._entries = _entries(self.directory)
+        self.config = with_stored_draft(self.config, self._entries)
         self._expected = expected_tensors(self.config)
         self._check()
         scales = {f"{name}{SCALES}" for name in self._expected if self.is_block_fp8(name)}
-        self.unexpected = tuple(sorted(set(self._entries) - set(self._expected) - scales))
+        copies = {f"layers.{len(self.config.layers)}.{name}" for name in DRAFT_COPIES if self.config.draft}
+        self.unexpected = tuple(sorted(set(self._entries) - set(self._expected) - scales - copies))
 
     def names(self) -> tuple[str, ...]:
         """Canonical names of all stored tensors, sorted."""

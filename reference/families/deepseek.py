@@ -6,7 +6,16 @@ from typing import Any
 
 from reference.config import Index, Mla, ModelConfig, Moe
 from reference.families.keys import Keys
-from reference.families.parts import SPARSE, check_quantisation, indexer_types, leading_dense, must_be, rope, tokens
+from reference.families.parts import (
+    SPARSE,
+    check_quantisation,
+    draft_layer,
+    indexer_types,
+    leading_dense,
+    must_be,
+    rope,
+    tokens,
+)
 
 LATENT_EPS = 1e-6  # of the latent norms; every upstream class leaves rms_norm_eps out of them (model.md 2.1)
 
@@ -53,6 +62,7 @@ def text_model(
             "mla": latent_attention(text, latent_eps=LATENT_EPS),
             "index": index,
             "moe": mixture(text, layers=count, groups=(1, 1) if index_layout == "interleaved" else (8, 4)),
+            "draft": draft_layer(text, kind="mla" if index is None else "dsa"),
             "rope": rotary,
             "eps": text.number("rms_norm_eps"),
             "tied_head": outer.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
@@ -66,7 +76,6 @@ def _structural(text: Keys) -> None:
     """Marks keys as read that say again what other keys say, or that only training reads."""
     for key in ("qk_head_dim", "output_router_logits", "pretraining_tp", "ep_size", "router_aux_loss_coef"):
         text.used.add(key)
-    text.used.add("num_nextn_predict_layers")  # its layers draft; the tokens of the model do not depend on them
     must_be(text, "topk_method", "noaux_tc")
     kinds = text.value("layer_types", list, [])
     if set(kinds) <= {"indexed_attention", "full_attention"}:

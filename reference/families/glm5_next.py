@@ -12,7 +12,7 @@ from reference.config import Activation, Index, Kda, LayerKind, ModelConfig, Res
 from reference.errors import CheckpointError
 from reference.families.deepseek import latent_attention, mixture
 from reference.families.keys import Keys
-from reference.families.parts import SPARSE, check_quantisation, indexer_types, must_be, tokens
+from reference.families.parts import SPARSE, check_quantisation, draft_layer, indexer_types, must_be, tokens
 
 SAFE_BOUND = -5.0
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -25,8 +25,8 @@ def glm5_next(keys: Keys, preprocessor: dict[str, Any], tokenizer: dict[str, Any
     check_quantisation(keys, text)
     for key in ("qk_head_dim", "output_router_logits", "router_aux_loss_coef"):
         text.used.add(key)
-    # Nothing is rotated; the layers behind the last draft, and the tokens of the model do not depend on them.
-    for key in ("indexer_rope_interleave", "num_nextn_predict_layers", "index_share_for_mtp_iteration"):
+    # Nothing is rotated; iterations of drafting share a selection, which one draft does not need.
+    for key in ("indexer_rope_interleave", "index_share_for_mtp_iteration"):
         text.used.add(key)
     for key in (
         "video_token_id",
@@ -53,6 +53,7 @@ def glm5_next(keys: Keys, preprocessor: dict[str, Any], tokenizer: dict[str, Any
         kda=_kda(text, linear),
         moe=mixture(text, layers=count),
         vision=_vision(keys.part("vision_config", optional=True), preprocessor),
+        draft=draft_layer(text, kind="dsa"),
         residual=_residual(text),
         activation=Activation("clamped", limit=text.number("swiglu_limit", 10.0)),
         eps=eps,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference.config import LayerKind, Rope, Tokens, Yarn
+from reference.config import Draft, LayerKind, Rope, Tokens, Yarn
 from reference.errors import CheckpointError
 from reference.families.keys import Keys
 
@@ -102,6 +102,15 @@ def indexer_types(text: Keys, *, layers: int) -> list[str]:
             f"indexer_types must hold {layers} of full, shared", where=f"config.json: {text.path or 'indexer_types'}"
         )
     return types
+
+
+def draft_layer(text: Keys, *, kind: str) -> Draft | None:
+    """The draft layer that `num_nextn_predict_layers` declares, its attention of that kind. More than one layer is
+    nowhere published: then the key stays among those without a reader."""
+    count = text.integer("num_nextn_predict_layers", 0)
+    if count not in (0, 1):
+        text.used.discard("num_nextn_predict_layers")
+    return Draft(kind) if count == 1 else None
 
 
 SPARSE: dict[str, LayerKind] = {"full": "dsa", "shared": "dsa_shared"}

@@ -81,11 +81,23 @@ def test_the_caches_of_kimi_k3_are_as_its_note_says():
 
 def test_deepseek_v32_has_v3s_parameters_and_an_indexer_per_layer():
     """Catches a tensor left out, invented or misshapen: V3 without its draft layer has 671,026,419,200 parameters, and
-    each of the 61 indexers 13,959,424."""
+    each of the 61 indexers 13,959,424. With the draft layer and its copies of embedding and head they are 685 billion.
+    """
     config = published("deepseek-v3.2").config()
-    assert size_of(config).total == 671_026_419_200 + 61 * 13_959_424
+    size = size_of(config)
+    assert size.total == 671_026_419_200 + 61 * 13_959_424
+    assert round((size.total + size.draft + 2 * config.vocab * config.hidden) / 1e9) == 685
     assert (config.rope.layout, config.index.rope_layout, config.index.rope) == ("interleaved", "half", 64)
     assert config.softmax_scale() == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+
+
+def test_glm_5_has_every_tensor_of_its_release_and_of_its_draft_layer():
+    """Catches a tensor of the draft layer left out or invented: the release has 59,870 tensors of 753,864,139,008
+    parameters, one layer in 79 of them drafting, and copies neither embedding nor head."""
+    release = published("glm-5")
+    size = size_of(release.config())
+    assert size.tensors == release.published["tensors"]
+    assert size.total + size.draft == release.published["parameters"]
 
 
 def test_kimi_k2_5_has_every_tensor_of_its_release():
@@ -120,8 +132,8 @@ def test_gpt_oss_120b_has_the_parameters_of_its_model_card():
 def test_glm_5_3_with_its_draft_layer_has_the_published_size():
     """Catches a layer list counted from 1: the model and one more expert layer, the draft, make 321 billion."""
     config = published("glm-5.3").config()
-    draft_experts = 3 * 288 * 4096 * 2048
-    assert round((size_of(config).total + draft_experts) / 1e9) == 321
+    size = size_of(config)
+    assert round((size.total + size.draft) / 1e9) == 321
     assert [n for n, kind in enumerate(config.layers) if kind == "dsa"] == list(range(3, 45, 4))
     assert (config.mla.latent_eps, config.index.pool, config.kda.gate_lower_bound) == (1e-5, 4, -5.0)
 
