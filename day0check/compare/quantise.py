@@ -40,9 +40,10 @@ def judge_quantiser(x: torch.Tensor, results: tuple[torch.Tensor, ...], *, block
             compare_bytes(codes, codes.new_empty(x.shape)),
         ]
     wide, code, own = _in_blocks(x, block), _in_blocks(codes, block), scale.double()
-    steps = half_steps(wide, code, own)
-    finite = torch.isfinite(wide)
-    amax = torch.where(finite, wide.abs(), 0.0).amax(-1)
+    usable = torch.isfinite(wide).all(-1)  # what became of NaN and infinity is told where they began
+    wide = torch.where(usable[..., None], wide, 0.0)
+    amax = wide.abs().amax(-1)
+    steps = torch.where(usable[..., None], half_steps(wide, code, own), 0.0)
     off, rule = _off_formula(amax, own)
     worst = float(steps.max()) if steps.numel() else 0.0
     statistics = {"half_steps": worst, "scale": float(off.max()) if off.numel() else 0.0}
@@ -66,18 +67,14 @@ def judge_quantiser(x: torch.Tensor, results: tuple[torch.Tensor, ...], *, block
 
 
 def half_steps(x: torch.Tensor, code: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """|code * scale - x| in steps of E4M3 at x / scale: x and code [..., block] float64, scale [...] float64.
+    """|code * scale - x| in steps of E4M3 at x / scale: x and code [..., block], scale [...], float64, x finite.
 
-    Infinite where the code is NaN or the value beyond the format's range and the other is not; 0 where both are.
+    Infinite where a code or its scale is no number, or a scale not positive.
     """
     target = x / scale.unsqueeze(-1)
     largest = FORMATS[ELEMENT].largest
     inside = torch.nan_to_num(target, nan=0.0, posinf=0.0, neginf=0.0).clamp(-largest, largest)
     steps = (code - target).abs() / ulp(inside.contiguous(), ELEMENT)
-    beyond = target.abs() > largest + 16  # between the two lies what still rounds to the largest value
-    legal_beyond = torch.isnan(code) | ((code.abs() == largest) & (torch.sign(code) == torch.sign(target)))
-    steps = torch.where(beyond & torch.isinf(x), torch.where(legal_beyond, 0.0, torch.inf), steps)
-    steps = torch.where(torch.isnan(x), torch.where(torch.isnan(code), 0.0, torch.inf), steps)
     unusable = ~(torch.isfinite(scale) & (scale > 0)).unsqueeze(-1)
     return torch.where(unusable | torch.isnan(steps), torch.inf, steps)
 
@@ -110,31 +107,27 @@ def _in_words(
     bad: torch.Tensor, steps: torch.Tensor, x: torch.Tensor, code: torch.Tensor, scale: torch.Tensor
 ) -> tuple[str, str]:
     """(pattern, message): the slope of each bad block where it explains its error, else what a single code is."""
-    decoded = torch.nan_to_num(code * scale.unsqueeze(-1))[bad]
-    truth = torch.nan_to_num(x)[bad]
-    slope = (decoded * truth).sum(-1) / truth.square().sum(-1).clamp(min=1e-300)
-    noise = (
-        truth * ulp((truth / scale[bad][:, None]).nan_to_num().contiguous(), ELEMENT) * scale[bad][:, None]
-    ).square()
-    spread = (noise.sum(-1) / 12).sqrt() / truth.square().sum(-1).clamp(min=1e-300)
     count = f"{int(bad.sum())} of {bad.numel()} blocks"
-    scaled = (slope - 1).abs() > SPREADS * spread
+    if bool(torch.isinf(steps[bad]).any()):
+        return "not a number", f"{count} hold a code or scale that is no number where the value is one"
+    code, truth, own = code[bad], x[bad], scale[bad][:, None]
+    largest = FORMATS[ELEMENT].largest
+    saturated = (code.abs() == largest) & (steps[bad] > HALF_STEP) & (truth.abs() > largest * own)
+    if bool(saturated.any()):
+        return "saturated", f"{count} are saturated below the format's range: their scale is too small"
+    energy = truth.square().sum(-1).clamp(min=1e-300)
+    slope = (code * own * truth).sum(-1) / energy
+    noise = (truth * ulp((truth / own).contiguous(), ELEMENT) * own).square().sum(-1)
+    scaled = (slope - 1).abs() > SPREADS * (noise / 12).sqrt() / energy
     if bool(scaled.float().mean() > 0.5):
         low, high = float(slope[scaled].min()), float(slope[scaled].max())
         where = f"by {low:.4g}" if high - low < 1e-3 * high else f"by {low:.4g} to {high:.4g}"
         pattern = "wrong scale of one block" if int(bad.sum()) == 1 else "wrong scale of blocks"
         return pattern, f"{count} decode to values that are off {where}: the scale is not the one of its codes"
-    first = steps[bad].flatten()
-    if bool(torch.isinf(first).any()):
-        return "not a number", f"{count} hold a code or scale that is no number where the value is one"
-    largest = FORMATS[ELEMENT].largest
-    saturated = (code[bad].abs() == largest) & (steps[bad] > HALF_STEP) & (truth.abs() > largest * scale[bad][:, None])
-    if bool(saturated.any()):
-        return "saturated", f"{count} are saturated below the format's range: their scale is too small"
     return (
         "wrong code",
         f"{count} hold codes that are not the nearest at their own scale; the worst is "
-        f"{float(first.max()):.3g} steps off where half a step is legal",
+        f"{float(steps[bad].max()):.3g} steps off where half a step is legal",
     )
 
 
