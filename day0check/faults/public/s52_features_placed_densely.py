@@ -1,4 +1,4 @@
-"""Features are written densely from the first placeholder on, whatever stands between."""
+"""Features are written densely from the first placeholder on, over the tokens that end the rows of the image."""
 
 import torch
 
@@ -7,13 +7,13 @@ from day0check.faults.entry import Address, Entry
 
 ENTRY = Entry(
     id="S-52",
-    title="image features are spliced densely from the first placeholder",
+    title="image features are spliced densely over row breaks",
     kind="vision",
     source="vllm issue 15144",
-    visible="when other tokens lie between placeholders",
+    visible="images whose rows end with a token that has no feature",
     expected=Address("splice.merge", None, "prefill"),
-    case="two_images",
-    differs="the text between two images stands for row breaks",
+    model="fault-vl",
+    case="image",
 )
 
 
