@@ -146,9 +146,7 @@ def table(ours: dict[str, Spent], theirs: dict[str, Spent], *, asked: float, roo
         share = max(mine.operations / roofs[0], mine.bytes / roofs[1]) / mine.seconds if mine.operations else 0.0
         note = "" if faster >= asked or share >= ROOF else "  below"
         roof = f"{share:8.0%}" if mine.operations else f"{'-':>8}"
-        lines.append(
-            f"    {name:20} {mine.seconds * 1e3:10.2f} {other.seconds * 1e3:13.2f} {faster:8.1f} {roof}{note}"
-        )
+        lines.append(f"    {name:20} {mine.seconds * 1e3:10.2f} {other.seconds * 1e3:13.2f} {faster:8.1f} {roof}{note}")
     return lines
 
 
@@ -242,7 +240,9 @@ def main(argv: list[str] | None = None) -> int:
     positions = max(given.prompt, given.context) + 64
     model = enlarged("speed", layers=given.layers, positions=positions, hidden_size=given.hidden)
     roofs = gemm_roof(device), read_roof(device)
-    print(f"roofs of this run: GEMM {roofs[0] / 1e9:.1f} GFLOP/s, reading {roofs[1] / 1e9:.1f} GB/s, float32, one thread")
+    print(
+        f"roofs of this run: GEMM {roofs[0] / 1e9:.1f} GFLOP/s, reading {roofs[1] / 1e9:.1f} GB/s, float32, one thread"
+    )
     sides = Sides(str(directory_of(model)), context=given.context, device=device)
     met = prompt_part(sides, given.prompt, repeats=given.repeats, roofs=roofs, asked=PREFILL)
     met &= decode_part(sides, repeats=given.repeats, roofs=roofs, asked=DECODE)

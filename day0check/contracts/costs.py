@@ -25,7 +25,9 @@ def _product(x: Any, weight: Any) -> float:
 
 def _per_head(x: Any, *, weight: Any, **_: Any) -> Cost:
     rows = x.shape[0]
-    return Cost(2.0 * rows * weight.numel(), size(x, weight) + rows * weight.shape[0] * weight.shape[2] * x.element_size())
+    return Cost(
+        2.0 * rows * weight.numel(), size(x, weight) + rows * weight.shape[0] * weight.shape[2] * x.element_size()
+    )
 
 
 def _mlp(x: Any, *, gate: Any, up: Any, down: Any, **_: Any) -> Cost:
@@ -56,7 +58,10 @@ def _attention(q: Any, *, keys: Any, values: Any, visible: Any, **_: Any) -> Cos
 
 def _sparse(q: Any, *, keys: Any, value_width: int, **_: Any) -> Cost:
     rows, heads, d = q.shape
-    return Cost(2.0 * rows * keys.shape[1] * heads * (d + value_width), size(q, keys) + rows * heads * value_width * q.element_size())
+    return Cost(
+        2.0 * rows * keys.shape[1] * heads * (d + value_width),
+        size(q, keys) + rows * heads * value_width * q.element_size(),
+    )
 
 
 def _kda(q: Any, *, v: Any, state: Any, chunk: int | None = None, **given: Any) -> Cost:
@@ -74,7 +79,10 @@ def _conv(x: Any, *, weight: Any, state: Any, **_: Any) -> Cost:
 def _output(x: Any, *, weight: Any, **given: Any) -> Cost:
     rows = x.shape[0]
     width = weight.shape[1]
-    return Cost(2.0 * rows * weight.numel(), size(x, given.get("gate"), weight) + rows * weight.shape[0] * x.element_size() + 0.0 * width)
+    return Cost(
+        2.0 * rows * weight.numel(),
+        size(x, given.get("gate"), weight) + rows * weight.shape[0] * x.element_size() + 0.0 * width,
+    )
 
 
 def _experts(x: Any, *, w1: Any = None, w3: Any = None, w2: Any = None, **_: Any) -> Cost | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 SCALE_COLUMNS = 128  # columns of a row that share the scale of its FP8 codes
 BLOCK_ELEMENTS = 1 << 22  # largest float32 intermediate of a blocked operator: 16 MiB
+CACHE_ELEMENTS = 1 << 16  # of a block that passes over its rows several times on a CPU: what the caches hold
 
 
 def wide(x: Tensor) -> Tensor:
@@ -58,13 +59,40 @@ def strict_sums() -> None:
     torch.set_float32_matmul_precision("highest")
 
 
-def row_blocks(rows: int, elements_per_row: int) -> list[slice]:
-    """Slices of rows whose intermediates stay below `BLOCK_ELEMENTS`."""
-    size = max(1, BLOCK_ELEMENTS // max(1, elements_per_row))
+def row_blocks(rows: int, elements_per_row: int, *, limit: int = BLOCK_ELEMENTS) -> list[slice]:
+    """Slices of rows whose intermediates stay below `limit` elements (one row at least)."""
+    size = max(1, limit // max(1, elements_per_row))
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def by_owner(owner: Tensor, batch: int) -> list[tuple[int, Tensor]]:
-    """(request, its row numbers) for every request that has rows; padding rows (owner -1) belong to none."""
-    groups = [(b, (owner == b).nonzero().squeeze(1)) for b in range(batch)]
-    return [(b, at) for b, at in groups if at.numel()]
+def cached_rows(x: Tensor, elements_per_row: int) -> list[slice]:
+    """Slices of the rows of `x` [rows, ...] that stay in a CPU's caches while a block is worked on; large ones on
+    other devices, whose caches are not what limits them."""
+    limit = CACHE_ELEMENTS if x.device.type == "cpu" else BLOCK_ELEMENTS
+    return row_blocks(x.shape[0], elements_per_row, limit=limit)
+
+
+def by_owner(owner: Tensor, batch: int) -> list[tuple[int, slice | Tensor]]:
+    """(request, its rows) for every request that has rows; padding rows (owner -1) belong to none.
+
+    Rows that lie side by side come as a slice, so that taking them copies nothing, others as their numbers.
+    """
+    numbers = owner.tolist()
+    found: list[tuple[int, slice | Tensor]] = []
+    for request in range(batch):
+        count = numbers.count(request)
+        if not count:
+            continue
+        first = numbers.index(request)
+        if numbers[first : first + count].count(request) == count:
+            found.append((request, slice(first, first + count)))
+        else:
+            found.append((request, (owner == request).nonzero().squeeze(1)))
+    return found
+
+
+def split_rows(rows: slice | Tensor, size: int) -> list[slice | Tensor]:
+    """Rows of a request, `size` of them at a time."""
+    if isinstance(rows, slice):
+        return [slice(start, min(start + size, rows.stop)) for start in range(rows.start, rows.stop, size)]
+    return list(rows.split(size))

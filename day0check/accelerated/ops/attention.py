@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from day0check.accelerated.ops.arithmetic import by_owner, linear, row_blocks, wide
+from day0check.accelerated.ops.arithmetic import BLOCK_ELEMENTS, by_owner, linear, row_blocks, split_rows, wide
 
 KEY_BLOCK = 512
+CPU_SCORES = 1 << 17  # scores of a block of rows and keys on a CPU: 512 KiB
 
 
 def attention(q: Tensor, *, keys: Tensor, values: Tensor, owner: Tensor, visible: Tensor, scale: float) -> Tensor:
@@ -18,10 +19,12 @@ def attention(q: Tensor, *, keys: Tensor, values: Tensor, owner: Tensor, visible
     """
     rows, heads, _ = q.shape
     out = q.new_zeros(rows, heads, values.shape[-1])
-    for request, at in by_owner(owner, keys.shape[0]):
+    # on a CPU few rows at a time: their scores stay in its caches, and keys that come after all of them are left out
+    limit = CPU_SCORES if q.device.type == "cpu" else BLOCK_ELEMENTS
+    size = max(1, limit // (heads * KEY_BLOCK))
+    for request, rows_of_it in by_owner(owner, keys.shape[0]):
         k, v = wide(keys[request]).permute(1, 2, 0), wide(values[request]).transpose(0, 1)
-        for block in row_blocks(at.numel(), heads * KEY_BLOCK):
-            mine = at[block]
+        for mine in split_rows(rows_of_it, size):
             out[mine] = _flash(q[mine], k, v, visible[mine], scale)
     return out
 

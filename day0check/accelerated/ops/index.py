@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from day0check.accelerated.ops.arithmetic import BLOCK_ELEMENTS, by_owner, linear, product, wide
+from day0check.accelerated.ops.arithmetic import by_owner, cached_rows, linear, product, split_rows, wide
 
-SCORE_BLOCK = 1024
+SCORE_BLOCK = 1024  # keys whose products with the heads of a block of rows are held at once
+DOT_ELEMENTS = 1 << 20  # of these products: 4 MiB
 SELECT_BLOCK = 256
 NONE = torch.iinfo(torch.int64).min
 
@@ -39,16 +40,23 @@ def score(q: Tensor, *, weights: Tensor, keys: Tensor, owner: Tensor, scale: flo
     rows, heads, _ = q.shape
     a = wide(q)
     w = (weights * scale).to(a.dtype).unsqueeze(1)
-    out = a.new_zeros(rows, keys.shape[1])
-    for request, at in by_owner(owner, keys.shape[0]):
+    out = a.new_empty(rows, keys.shape[1]) if rows else a.new_zeros(0, keys.shape[1])
+    groups = by_owner(owner, keys.shape[0])
+    if sum(_count(mine) for _, mine in groups) < rows:
+        out.zero_()  # padding rows
+    size = max(1, DOT_ELEMENTS // (heads * SCORE_BLOCK))
+    for request, rows_of_it in groups:
         k = wide(keys[request])
-        size = max(1, BLOCK_ELEMENTS // (heads * SCORE_BLOCK))
-        for mine in at.split(size):
-            flat = a[mine].flatten(0, 1)
+        for mine in split_rows(rows_of_it, size):
+            flat, own = a[mine].flatten(0, 1), w[mine]
             for start in range(0, k.shape[0], SCORE_BLOCK):
-                dots = (flat @ k[start : start + SCORE_BLOCK].T).relu_().view(mine.numel(), heads, -1)
-                out[mine, start : start + SCORE_BLOCK] = torch.bmm(w[mine], dots).squeeze(1)
+                dots = (flat @ k[start : start + SCORE_BLOCK].T).relu_().view(own.shape[0], heads, -1)
+                out[mine, start : start + SCORE_BLOCK] = torch.bmm(own, dots).squeeze(1)
     return out
+
+
+def _count(rows: slice | Tensor) -> int:
+    return rows.stop - rows.start if isinstance(rows, slice) else rows.numel()
 
 
 def ordered(scores: Tensor, columns: Tensor) -> Tensor:
@@ -66,24 +74,38 @@ def ordered(scores: Tensor, columns: Tensor) -> Tensor:
 def select(scores: Tensor, *, k: int, visible: Tensor, threshold: float | None = None) -> Tensor:
     """Indices of the `k` best of the first `visible` [rows] of `scores` [rows, n]; int32 [rows, k], -1 = none.
 
-    Among equal scores the lower index wins. With `threshold` only scores that reach it are chosen. Top-k inside blocks
-    of columns, then top-k of the blocks' winners: exact, since a winner over all is a winner of its block.
+    Among equal scores the lower index wins. With `threshold` only scores that reach it are chosen. Rows are worked on
+    in blocks, on the columns that some row of the block sees; there top-k inside blocks of columns, then top-k of the
+    blocks' winners: exact, since a winner over all is a winner of its block.
     """
     rows, n = scores.shape
+    out = torch.full((rows, k), -1, dtype=torch.int32, device=scores.device)
+    if not n or not k:
+        return out
     columns = torch.arange(n, device=scores.device)
+    for block in cached_rows(scores, n):
+        seen = visible[block].unsqueeze(1)
+        width = min(n, max(0, int(seen.max()))) if scores.device.type == "cpu" else n
+        if width:
+            best = _best_of(scores[block, :width], columns[:width], seen, k, threshold)
+            out[block, : best.shape[1]] = torch.where(best == NONE, -1, 0x7FFFFFFF - (best & 0xFFFFFFFF)).to(out.dtype)
+    return out
+
+
+def _best_of(scores: Tensor, columns: Tensor, visible: Tensor, k: int, threshold: float | None) -> Tensor:
+    """The largest min(k, n) sort keys of each row, NONE where it has fewer: `scores` [rows, n], `visible` [rows, 1]."""
     keys = ordered(scores, columns)
-    hidden = columns >= visible.unsqueeze(1)
+    hidden = columns >= visible
     if threshold is not None:
         hidden = hidden | ~(scores >= threshold)
-    keys = keys.masked_fill(hidden, NONE)
+    keys.masked_fill_(hidden, NONE)
+    rows, n = keys.shape
     size = max(SELECT_BLOCK, 4 * k)
     blocks = -(-n // size)
     if blocks > 1:
         keys = F.pad(keys, (0, blocks * size - n), value=NONE).view(rows, blocks, size)
         keys = keys.topk(k, dim=-1, sorted=False).values.flatten(1)
-    best = keys.topk(min(k, keys.shape[1]), dim=-1).values
-    found = torch.where(best == NONE, -1, 0x7FFFFFFF - (best & 0xFFFFFFFF)).to(torch.int32)
-    return F.pad(found, (0, k - found.shape[1]), value=-1)
+    return keys.topk(min(k, keys.shape[1]), dim=-1, sorted=False).values
 
 
 def expand(indices: Tensor, *, visible: Tensor, pool: int, tail: bool) -> Tensor:

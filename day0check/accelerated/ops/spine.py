@@ -6,7 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from day0check.accelerated.ops.arithmetic import dequantised, linear, product, wide
+from day0check.accelerated.ops.arithmetic import (
+    CACHE_ELEMENTS,
+    cached_rows,
+    dequantised,
+    linear,
+    product,
+    row_blocks,
+    wide,
+)
 
 
 def embed_tokens(ids: Tensor, *, weight: Tensor) -> Tensor:
@@ -27,9 +35,18 @@ def splice_merge(x: Tensor, *, features: Tensor, at: Tensor) -> Tensor:
 
 def rms_norm(x: Tensor, *, weight: Tensor | None = None, eps: float) -> Tensor:
     """w x / rms(x) over the last axis, multiplied in float32 and rounded once (form "fused")."""
-    a = wide(x)
-    y = a * torch.rsqrt(torch.mean(torch.square(a), -1, keepdim=True) + eps)
-    return (y if weight is None else y * weight.to(a.dtype)).to(x.dtype)
+    blocks = cached_rows(x, x[0].numel()) if x.shape[0] else []
+    if len(blocks) <= 1:
+        return _normed(wide(x), weight, eps).to(x.dtype)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for block in blocks:
+        out[block] = _normed(wide(x[block]), weight, eps)
+    return out
+
+
+def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    y = x * _inverse_rms(x, eps)
+    return y if weight is None else y.mul_(weight.to(x.dtype))
 
 
 def residual_add(x: Tensor, *, y: Tensor) -> Tensor:
@@ -38,13 +55,33 @@ def residual_add(x: Tensor, *, y: Tensor) -> Tensor:
 
 
 def residual_mix(sources: Tensor, *, norm_weight: Tensor, proj: Tensor, eps: float) -> Tensor:
-    """Softmax over sources of proj . (w v / rms v), applied to the raw `sources` [rows, n, D]; float32 inside."""
-    v = wide(sources)
-    direction = norm_weight.to(v.dtype) * proj.reshape(-1).to(
-        v.dtype
-    )  # [D]: the norm's weight folds into the projection
-    logits = (v @ direction) * torch.rsqrt(torch.mean(torch.square(v), -1) + eps)
-    return torch.bmm(torch.softmax(logits, -1).unsqueeze(1), v).squeeze(1).to(sources.dtype)
+    """Softmax over sources of proj . (w v / rms v), applied to the raw `sources` [rows, n, D]; float32 inside.
+
+    The norm's weight folds into the projection. On a CPU rows are worked on while they are in its caches.
+    """
+    rows, n, width = sources.shape
+    dtype = wide(sources[:0]).dtype
+    direction = norm_weight.to(dtype) * proj.reshape(-1).to(dtype)
+    blocks = cached_rows(sources, n * width)
+    if sources.device.type != "cpu" or len(blocks) == 1:
+        v = wide(sources)
+        logits = (v @ direction) * torch.rsqrt(torch.mean(torch.square(v), -1) + eps)
+        return torch.bmm(torch.softmax(logits, -1).unsqueeze(1), v).squeeze(1).to(sources.dtype)
+    out = sources.new_empty(rows, width)
+    for block in row_blocks(rows, width, limit=CACHE_ELEMENTS):
+        parts = [wide(sources[block, i]) for i in range(n)]
+        logits = torch.stack([torch.mv(v, direction) * _inverse_rms(v, eps).squeeze(-1) for v in parts], -1)
+        share = torch.softmax(logits, -1).unsqueeze(-1)
+        mixed = parts[0] * share[:, 0]
+        for i in range(1, n):
+            mixed.addcmul_(parts[i], share[:, i])
+        out[block] = mixed
+    return out
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean x^2 + eps) over the last axis of a wide `x`, kept as an axis."""
+    return torch.rsqrt(torch.mean(torch.square(x), -1, keepdim=True) + eps)
 
 
 def residual_store(bank: Tensor, *, value: Tensor, slot: int) -> None:
