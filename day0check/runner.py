@@ -78,7 +78,8 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Progress:
-    """`what`: "begin", "load", "loaded", "repeat" or "end" (then `record` is there). `done` of `total` cases ended."""
+    """`what`: "begin", "load", "loaded", "repeat", "extra" or "end" (then `record` is there). `done` of `total` cases
+    have ended."""
 
     role: Literal["candidate", "reference"]
     what: str
@@ -356,7 +357,7 @@ class _Session:
 class _Lane:
     """The cases of one role that have no outcome yet, the process that works on the first of them, and its clock.
 
-    `stage` is "start" (no case begun), "load", "run" or "repeat"; `since` and `limit_s` belong to the stage.
+    `stage` is "start" (no case begun), "load", "run", "repeat" or "extra"; `since` and `limit_s` belong to the stage.
     """
 
     def __init__(self, plan: RunPlan, role: Literal["candidate", "reference"], queue: deque[RunCase]) -> None:
@@ -364,6 +365,7 @@ class _Lane:
         self.process: Process | None = None
         self.started, self.ended, self.log_begin, self.peak_rss_bytes = 0, 0, 0, 0
         self._fed: set[str] = set()
+        self.extra = ""  # label of the further run that is being made
         self._enter("start")
 
     @property
@@ -380,6 +382,7 @@ class _Lane:
 
     def stage_words(self) -> str:
         words = {"start": "starting", "load": "loading the model", "repeat": "running the case again, unobserved"}
+        words["extra"] = f"making the further run {self.extra!r} of the case"
         return words.get(self.stage, "running the case")
 
     def start(self) -> None:
@@ -430,7 +433,15 @@ class _Lane:
             yield event
             if event["event"] == "end":
                 self.ended += 1
-            stage = {"begin": "run", "load": "load", "loaded": "run", "repeat": "repeat", "end": "run"}
+            stage = {
+                "begin": "run",
+                "load": "load",
+                "loaded": "run",
+                "repeat": "repeat",
+                "extra": "extra",
+                "end": "run",
+            }
+            self.extra = event.get("label", "")
             self._enter(stage.get(event["event"], self.stage))
 
 

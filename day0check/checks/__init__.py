@@ -4,22 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from day0check.checks import (
+    aborted,
+    alone_equals_batched,
     candidate,
+    causality,
     choose,
+    chunked_equals_one_shot,
     compute,
     coverage,
+    decode_equals_prefill,
     exact,
+    isolation,
     logits,
     move,
     parameters,
+    preempted,
     propagated,
+    reordered,
     repeat,
+    repeated,
+    slot_reuse,
     weights,
 )
 from day0check.checks.evidence import Answer, Evidence, answer, read_evidence
-from day0check.types import RunCase
+from day0check.checks.extra_runs import ExtraRun
+from day0check.types import Outputs, RunCase
+
+if TYPE_CHECKING:
+    from reference.config import ModelConfig
 
 CHECKS: dict[str, ModuleType] = {
     "candidate": candidate,
@@ -32,17 +47,32 @@ CHECKS: dict[str, ModuleType] = {
     "logits": logits,
     "repeat": repeat,
 }
+# asked where the [expect] of a case names them: they compare further runs of the candidate with the judged one
+INVARIANTS: dict[str, ModuleType] = {
+    "decode_equals_prefill": decode_equals_prefill,
+    "chunked_equals_one_shot": chunked_equals_one_shot,
+    "alone_equals_batched": alone_equals_batched,
+    "reordered": reordered,
+    "preempted": preempted,
+    "aborted": aborted,
+    "causality": causality,
+    "isolation": isolation,
+    "slot_reuse": slot_reuse,
+    "repeated": repeated,
+}
 MODEL_CHECKS: dict[str, ModuleType] = {"weights": weights}  # asked of the checkpoint, before anything runs on it
 RUN_CHECKS: dict[str, ModuleType] = {"coverage": coverage}  # asked once, about all cases of a run together
 _OPERATOR_CHECKS = ("candidate", "exact", "move", "choose", "compute")
 
 __all__ = [
     "CHECKS",
+    "INVARIANTS",
     "MODEL_CHECKS",
     "RUN_CHECKS",
     "Answer",
     "Evidence",
     "checks_of",
+    "extra_runs_of",
     "judge_case",
     "judge_run",
     "read_evidence",
@@ -57,12 +87,26 @@ def checks_of(case: RunCase) -> tuple[str, ...]:
 
 def judge_case(evidence: Evidence) -> tuple[Answer, ...]:
     """The answers of all checks of the case, in order of accusation; one that does not exist is not run, and named."""
+    known = CHECKS | INVARIANTS
     return tuple(
-        CHECKS[name].judge(evidence)
-        if name in CHECKS
+        known[name].judge(evidence)
+        if name in known
         else answer(name, evidence, "not_run", "there is no check of this name")
         for name in checks_of(evidence.case)
     )
+
+
+def extra_runs_of(case: RunCase, outputs: Outputs, config: ModelConfig) -> tuple[ExtraRun, ...]:
+    """The further runs that the checks of a case want, each label once, those that others are compared with first.
+
+    Raises ValueError when two checks mean different runs by one label.
+    """
+    found: dict[str, ExtraRun] = {}
+    for name in case.checks:
+        for run in INVARIANTS[name].runs(case, outputs, config) if name in INVARIANTS else ():
+            if found.setdefault(run.label, run) != run:
+                raise ValueError(f"two checks of case {case.id} mean different runs by {run.label!r}")
+    return tuple(sorted(found.values(), key=lambda run: bool(run.against)))
 
 
 def judge_run(evidence: Sequence[Evidence]) -> tuple[Answer, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from day0check.compare.locate import findings_from
+from day0check.compare.run_comparison import RunComparison, read_comparison
+from day0check.errors import InputError
 from day0check.snapshot import Snapshot, case_directory, read_measures
 from day0check.types import CheckOutcome, Finding, Measure, Outputs, RunCase
 
@@ -14,7 +17,18 @@ if TYPE_CHECKING:
     from reference.config import ModelConfig
 
 FINISHED = "finished"
+EXTRA = "extra"  # the folder of the further runs, beside the records of the judged one
 _NAMED = 3  # taps named in a summary
+
+
+@dataclass(frozen=True)
+class Extra:
+    """One further run: how it ended, and how it compares; `reason`: why there is no comparison."""
+
+    status: str
+    message: str = ""
+    comparison: RunComparison | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -24,6 +38,7 @@ class Evidence:
     `run` is the candidate's run.json; `measures` its local replay; `net` the propagated comparison, or None when the
     reference pass did not finish, and then `net_reason` says why; `parameters` the comparison of weights and settings,
     None where there was none; `capabilities` are those of the backend, and an empty set means that they are not known.
+    `extra`: the further runs that its checks asked for, by label.
     """
 
     case: RunCase
@@ -37,6 +52,7 @@ class Evidence:
     net_reason: str = ""
     notes: tuple[str, ...] = ()
     parameters: tuple[Measure, ...] | None = None
+    extra: dict[str, Extra] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -73,7 +89,20 @@ def read_evidence(
         net_reason=reason,
         notes=(*snapshot.notes, *notes),
         parameters=parameters,
+        extra=_read_extra(snapshot.directory / EXTRA, case_directory(root, case.id, "reference") / EXTRA, reason),
     )
+
+
+def _read_extra(runs: Path, comparisons: Path, reason: str) -> dict[str, Extra]:
+    found = {}
+    for path in sorted(runs.glob("*/run.json")):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            label, status, message = record["label"], str(record["status"]), str(record.get("message", ""))
+        except (ValueError, KeyError) as error:
+            raise InputError(f"no record of a run: {error}", where=str(path), todo="run the case again") from error
+        found[label] = Extra(status, message, read_comparison(comparisons, label), reason)
+    return found
 
 
 def _read_parameters(directory: Path, notes: list[str]) -> tuple[Measure, ...] | None:

@@ -43,9 +43,9 @@ def _presets() -> list[Row]:
 
 
 def _checks() -> list[Row]:
-    from day0check.checks import CHECKS, MODEL_CHECKS, RUN_CHECKS
+    from day0check.checks import CHECKS, INVARIANTS, MODEL_CHECKS, RUN_CHECKS
 
-    return [(name, module.QUESTION) for name, module in (MODEL_CHECKS | CHECKS | RUN_CHECKS).items()]
+    return [(name, module.QUESTION) for name, module in (MODEL_CHECKS | CHECKS | INVARIANTS | RUN_CHECKS).items()]
 
 
 def _profiles() -> list[Row]:

@@ -8,7 +8,14 @@ from typing import Any
 
 from day0check.report.console import console
 
-_WORDS = {"begin": "", "load": "loading the model", "loaded": "", "repeat": "timing", "end": ""}
+_WORDS = {
+    "begin": "",
+    "load": "loading the model",
+    "loaded": "",
+    "repeat": "timing",
+    "extra": "further runs",
+    "end": "",
+}
 
 
 @contextlib.contextmanager

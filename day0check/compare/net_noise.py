@@ -54,8 +54,25 @@ def row_errors(oracle: torch.Tensor, candidate: torch.Tensor, replicates: torch.
     )
 
 
+@dataclass(frozen=True)
+class NoiseFactors:
+    """A noise map in small: variance [n, d] = rows [n] x columns [d] + floor [n], float64."""
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+    floor: torch.Tensor
+
+    def variance(self) -> torch.Tensor:
+        return self.rows.unsqueeze(-1) * self.columns + self.floor.unsqueeze(-1)
+
+
 def noise_map(squares: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
     """Variance of each element [n, d]: row factor times column factor of `squares` [R, n, d], plus float32's floor."""
+    return noise_factors(squares, oracle).variance()
+
+
+def noise_factors(squares: torch.Tensor, oracle: torch.Tensor) -> NoiseFactors:
+    """The factors of `noise_map`, from `squares` [R, n, d] of the replicates' errors against `oracle` [n, d]."""
     mean_square = squares.mean(0)
     floor = (FLOOR * oracle.nan_to_num().square().mean(-1, keepdim=True).sqrt()).square()
     floor = floor.clamp(min=_TINY)
@@ -66,7 +83,7 @@ def noise_map(squares: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
         columns = (columns / columns.mean().clamp(min=_TINY)).clamp(min=1e-12)
     columns = _drawn_together(columns, squares.shape[0] * squares.shape[1])
     each = (squares / columns).mean(-1)
-    return moderate(each).unsqueeze(-1) * columns + floor
+    return NoiseFactors(moderate(each), columns.squeeze(0), floor.squeeze(-1))
 
 
 def _drawn_together(columns: torch.Tensor, behind: int) -> torch.Tensor:

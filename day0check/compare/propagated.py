@@ -19,8 +19,9 @@ import torch
 from day0check.compare.lockstep import run_together
 from day0check.compare.net_measures import CaseTable
 from day0check.compare.net_noise import add_float32_noise
+from day0check.compare.noise_book import NoiseBook
 from day0check.compare.propagated_choices import Judged, judge_route, judge_selection
-from day0check.compare.rounding import Rounder
+from day0check.compare.rounding import Rounder, round_blocks
 from day0check.contracts import CONTRACTS
 from day0check.contracts.profiles import Profile, profile_named
 from day0check.errors import InputError
@@ -40,12 +41,14 @@ def compare_case(
     device: str = "cpu",
     replicates: int = 2,
     seed: int = 0,
+    book: NoiseBook | None = None,
 ) -> list[Measure]:
     """The measures of the net for one case, in order of execution, one per (tap, phase).
 
     `model`: a checkpoint directory, a `reference.weights.Checkpoint`, or a pair of functions
     (oracle in float64, expected) with the signature (tokens, images, call) -> logits [tokens, vocab].
-    Random numbers depend on `seed`, request and replicate only. Raises InputError when the candidate left no outputs.
+    Random numbers depend on `seed`, request and replicate only. `book` takes the noise of every tap. Raises InputError
+    when the candidate left no outputs.
     """
     profile = profile_named(profile) if isinstance(profile, str) else profile
     outputs = snapshot.outputs
@@ -61,7 +64,7 @@ def compare_case(
         if not sequence:
             continue  # the check "candidate" accuses it
         length = fed.get(request.id, len(sequence) - 1)  # a token chosen last is never an input
-        run = _RequestRun(profile, request, sequence[: max(1, length)], snapshot, table)
+        run = _RequestRun(profile, request, sequence[: max(1, length)], snapshot, table, book)
         bodies = [run.body(oracle, None)]
         for replicate in range(replicates):
             bodies.append(run.body(expected, _generator((seed, index, replicate), device)))
@@ -113,6 +116,7 @@ class _RequestRun:
     tokens: Sequence[int]
     snapshot: Snapshot
     table: CaseTable
+    book: NoiseBook | None = None
     met: list[str] = field(default_factory=list)
 
     def body(self, forward: Forward, generator: torch.Generator | None) -> Callable[..., torch.Tensor]:
@@ -138,7 +142,9 @@ class _RequestRun:
     ) -> Any:
         if generator is None:
             return function(*args, **kwargs)
-        points = self.profile.points_of(operator)
+        points, block = self.profile.points_of(operator), self.profile.inputs.get(operator)
+        if block is not None:
+            args = (round_blocks(args[0], block, "random", generator), *args[1:])
         if points:
             kwargs = kwargs | {"round": Rounder(points, "random", generator)}
         result = function(*args, **kwargs)
@@ -159,6 +165,8 @@ class _RequestRun:
             return self._choose(tap, operator, function, [(args, kwargs) for _, _, args, kwargs in values])
         results = [args[0][0] if isinstance(args[0], tuple) else args[0] for _, _, args, _ in values]
         self.table.add_values(tap, operator, self.request.id, results[0], results[1:])
+        if self.book is not None:
+            self.book.add(self.request.id, tap, results[0], results[1:])
         return None
 
     def _choose(self, tap: str, operator: str, function: Callable, calls: list[tuple[tuple, dict]]) -> torch.Tensor:

@@ -23,7 +23,8 @@ from day0check.probe.recorder import Recorder
 from day0check.probe.records import Lines, RecordError, replace_json
 from day0check.probe.timing import TimingRecorder
 from day0check.snapshot import case_directory
-from day0check.types import Outputs, RunCase, to_json
+from day0check.types import Outputs, Request, RunCase, Schedule, to_json
+from day0check.worker.extra import make_run, runs_of
 from day0check.worker.job import Job, RunRecord, RunStatus, is_operator_case, write_record
 from day0check.worker.observe import Observation
 from day0check.worker.torch_flags import torch_flags
@@ -138,6 +139,8 @@ class Candidate:
             replace_json(directory / "outputs.json", to_json(ending.outputs))
             status, message, equal = self._repeat(case, directory, ending.outputs)
             record = replace(record, status=status, message=message, repeat_equal=equal)
+            if status == "finished":
+                self._extra(case, directory, ending.outputs)
         return replace(record, peak_rss_bytes=peak_rss())
 
     def _execute(self, case: RunCase, recorder: Recorder, observation: Observation) -> _Ending:
@@ -191,6 +194,17 @@ class Candidate:
             recorder.write(directory / "timing.jsonl")
         return "finished", "", equal
 
+    def _extra(self, case: RunCase, directory: Path, outputs: Outputs) -> None:
+        """The further runs that the checks of the case compare with the one that was judged."""
+        for run in () if is_operator_case(case) or self.job.witness else runs_of(self.job, case, outputs):
+            self.events.write({"event": "extra", "case": case.id, "label": run.label})
+            lacking = self.lacks(replace(case, requests=run.requests, schedule=run.schedule))
+
+            def execute(requests: tuple[Request, ...], schedule: Schedule, recorder: Recorder) -> Outputs:
+                return checked_outputs(self.backend.run(requests, schedule, recorder))
+
+            make_run(run, directory, execute, lacking=lacking, byte_cap=self.job.byte_cap)
+
 
 def run_candidate(job: Job, events: Lines) -> None:
     """Runs the cases of a job in order. Raises the errors that are the user's or ours, never the candidate's."""
@@ -231,6 +245,8 @@ def needs(case: RunCase) -> set[str]:
     if len(case.requests) > 1:
         wanted.add("batch")
     wanted |= {event.do for event in case.schedule.events}
+    asked = {"mixed": case.schedule.mixed, "prefix": case.schedule.prefix_cache, "offload": case.schedule.host_pages}
+    wanted |= {name for name, wish in asked.items() if wish}
     if any(turn.images for request in case.requests for turn in request.turns):
         wanted.add("images")
     if any(request.forced for request in case.requests):

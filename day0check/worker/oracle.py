@@ -28,7 +28,9 @@ def run_reference(job: Job, events: Lines, ids: Iterable[str]) -> None:
 def compare(job: Job, case: RunCase) -> RunRecord:
     """Writes net.jsonl and parameters.jsonl of one case; a comparison that raises is recorded as failed, which no check
     takes for a pass."""
+    from day0check.compare.noise_book import NoiseBook
     from day0check.compare.propagated import compare_case
+    from day0check.worker.extra import compare_extra
 
     directory = case_directory(job.out, case.id, "reference")
     directory.mkdir(parents=True, exist_ok=True)
@@ -38,7 +40,10 @@ def compare(job: Job, case: RunCase) -> RunRecord:
     try:
         candidate = Snapshot(case_directory(job.out, case.id, "candidate"))
         _parameters(job, candidate.directory, directory)
-        _write(directory / "net.jsonl", compare_case(job.model_dir, job.profile, case, candidate))
+        book = NoiseBook() if case.checks else None
+        _write(directory / "net.jsonl", compare_case(job.model_dir, job.profile, case, candidate, book=book))
+        if book is not None:
+            compare_extra(job, case, candidate, directory, book)
     except RecordError:
         raise
     except Exception as error:

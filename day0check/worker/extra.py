@@ -1,0 +1,190 @@
+"""The further runs of a case, in the process that has the model loaded, and their comparison beside the reference.
+
+Under `candidate/extra/<label>/` lies a snapshot of the travelling results as for the judged run, with a run.json of its
+own; `reference/extra/<label>.json` is a `compare/run_comparison.py:RunComparison`.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from day0check.checks import extra_runs_of
+from day0check.checks.evidence import EXTRA
+from day0check.checks.extra_runs import ExtraRun
+from day0check.compare.noise_book import FILE, NoiseBook
+from day0check.compare.run_comparison import Computed, RunComparison, file_name, write_comparison
+from day0check.compare.two_runs import Compared, compare_runs
+from day0check.contracts import CONTRACTS
+from day0check.errors import Unavailable
+from day0check.probe.capture import Capture
+from day0check.probe.heartbeat import Heartbeat
+from day0check.probe.recorder import Recorder
+from day0check.probe.records import RecordError, replace_json
+from day0check.snapshot import Snapshot
+from day0check.types import Measure, Outputs, Request, RunCase, to_json
+from day0check.worker.observe import Guard
+
+if TYPE_CHECKING:
+    from day0check.worker.job import Job
+
+Run = Callable[[tuple[Request, ...], Any, Recorder], Outputs]
+TRAVELLING = frozenset(c.name for c in CONTRACTS.values() if c.net)
+
+
+def runs_of(job: Job, case: RunCase, outputs: Outputs) -> tuple[ExtraRun, ...]:
+    """The further runs of a case; none for a case whose checks want none, and then the model is not looked at."""
+    if not case.checks:
+        return ()
+    from reference.weights import Checkpoint
+
+    return extra_runs_of(case, outputs, Checkpoint(job.model_dir).config)
+
+
+# ----------------------------------------------------------------------------------------------------- the candidate
+
+
+def make_run(run: ExtraRun, directory: Path, execute: Run, *, lacking: Sequence[str], byte_cap: int) -> None:
+    """Makes one run and leaves its records under `directory`; what the candidate raises is its outcome.
+
+    `execute` runs requests and checks the form of what it gives; `lacking`: capabilities that the run needs and the
+    backend does not have. Raises what is ours.
+    """
+    folder = directory / EXTRA / file_name(run.label)
+    folder.mkdir(parents=True)
+    begin = time.perf_counter()
+    if lacking:
+        status, message = "unavailable", f"the backend has no {', '.join(lacking)}, which this run needs"
+    else:
+        status, message = _execute(run, folder, execute, byte_cap)
+    record = {"label": run.label, "status": status, "message": message, "seconds": time.perf_counter() - begin}
+    replace_json(folder / "run.json", record)
+
+
+def _execute(run: ExtraRun, folder: Path, execute: Run, byte_cap: int) -> tuple[str, str]:
+    guard = Guard(Capture(folder, TRAVELLING | set(run.also), byte_cap=byte_cap))
+    heartbeat = Heartbeat(folder / "heartbeat")
+    recorder = Recorder((guard,), heartbeat)
+    try:
+        with torch.no_grad():
+            outputs = execute(run.requests, run.schedule, recorder)
+        recorder.end_case()
+        if guard.fault is not None:
+            raise guard.fault
+    except RecordError:
+        raise
+    except (Exception, SystemExit) as error:
+        if guard.fault is not None:
+            raise guard.fault from error
+        traceback.print_exc()
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return ("unavailable" if isinstance(error, Unavailable) else "failed"), text
+    finally:
+        heartbeat.close()
+    replace_json(folder / "outputs.json", to_json(outputs))
+    return "finished", ""
+
+
+# ----------------------------------------------------------------------------------------------------- the reference
+
+
+def compare_extra(job: Job, case: RunCase, candidate: Snapshot, directory: Path, book: NoiseBook) -> None:
+    """Compares every further run of a case that finished and writes what was found under `directory`/extra."""
+    runs = runs_of(job, case, candidate.outputs)
+    if not runs:
+        return
+    book.write(directory / FILE)
+    snapshots = {"": candidate}
+    for run in runs:
+        folder = candidate.directory / EXTRA / file_name(run.label)
+        if not (folder / "run.json").is_file():
+            continue  # it was never made, and its check says so
+        snapshots[run.label] = here = Snapshot(folder)
+        if here.run["status"] != "finished":
+            continue
+        there = snapshots.get(run.against)
+        if there is None or there.run["status"] != "finished":
+            found = RunComparison(run.label, missing=f"the run {run.against!r} that it is compared with did not finish")
+        else:
+            found = _compare(job, case, run, here, there, book)
+        write_comparison(directory / EXTRA, found)
+
+
+def _compare(job: Job, case: RunCase, run: ExtraRun, here: Snapshot, there: Snapshot, book: NoiseBook) -> RunComparison:
+    found = compare_runs(here, there, run.pairings, book)
+    measures, explained = found.measures, ()
+    if not all(m.passed for m in measures) and found.flips:
+        measures, explained = _behind_choices(job, case, run, here, there, book, found)
+    first = found.first or ("", None, None)
+    return RunComparison(
+        run.label,
+        measures=measures,
+        rows=found.rows,
+        different=found.different,
+        first_tap=first[0],
+        first_request=first[1],
+        first_position=first[2],
+        flips=found.flips,
+        explained=explained,
+        strayed=_strayed(run, here),
+        computed=_computed(here),
+        missing=found.missing,
+    )
+
+
+def _behind_choices(
+    job: Job, case: RunCase, run: ExtraRun, here: Snapshot, there: Snapshot, book: NoiseBook, found: Compared
+) -> tuple[tuple[Measure, ...], tuple[str, ...]]:
+    """Judges again where the runs chose differently: before the first such position against the other run, behind it
+    against an oracle that follows the run's own choices and judges them. (measures, requests that it explains)."""
+    from day0check.compare.propagated import compare_case
+
+    before = compare_runs(here, there, run.pairings, book, before=found.flips).measures
+    if not all(m.passed for m in before):
+        return before, ()
+    flipped = [r for r in run.requests if r.id in found.flips]
+    followed = compare_case(job.model_dir, job.profile, replace(case, requests=tuple(flipped)), here)
+    wrong = tuple(m for m in followed if not m.passed and not m.not_judged)
+    if wrong:
+        return (*before, *wrong), ()
+    return before, tuple(r.id for r in flipped)
+
+
+def _strayed(run: ExtraRun, here: Snapshot) -> tuple[str, ...]:
+    """Compared requests that do not have the tokens that were given to them."""
+    paired = {p.here for p in run.pairings}
+    return tuple(r.id for r in run.requests if r.id in paired and here.outputs.sequences.get(r.id) != _expected(r))
+
+
+def _expected(request: Request) -> tuple[int, ...]:
+    tokens: list[int] = []
+    for number, turn in enumerate(request.turns):
+        tokens += turn.tokens
+        tokens += request.forced[number] if number < len(request.forced) else ()
+    return tuple(tokens)
+
+
+def _computed(here: Snapshot) -> dict[str, Computed]:
+    """What the run computed for each request, by the rows of the first tap of the decoder."""
+    first = next((tap for tap in here.taps() if tap.endswith("embed.tokens")), None)
+    rows: dict[str, list[tuple[int, str, int]]] = {}
+    for entry in here.entries:
+        if entry.tap == first:
+            for owner, position in zip(entry.owner, entry.position, strict=True):
+                if owner >= 0:
+                    rows.setdefault(entry.requests[owner], []).append((position, entry.phase, entry.step))
+    return {
+        name: Computed(
+            len(mine),
+            len({p for p, _, _ in mine}),
+            len({s for _, phase, s in mine if phase == "prefill"}),
+            len({s for _, phase, s in mine if phase == "decode"}),
+        )
+        for name, mine in rows.items()
+    }
