@@ -75,7 +75,7 @@ class HostTier:
         table = torch.tensor(running.tenancy.table[: len(first)], dtype=torch.int64, device=device)
         places = torch.tensor(parked.pages, dtype=torch.int64)
         slot = torch.tensor([running.tenancy.slot], device=device)
-        with caller.recorder.between(caller.recorder.phase, paged, step), self._beside():
+        with caller.recorder.between(running.phase, paged, step), self._beside():
             for (kind, layer), host in self._host.items():
                 pool, at = getattr(self.caches, kind)[layer], caller.at(f"layers.{layer:02d}")
                 if kind in PAGED:

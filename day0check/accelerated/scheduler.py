@@ -49,6 +49,11 @@ class Running:
     def waiting(self) -> int:
         return len(self.tokens) - self.computed
 
+    @property
+    def phase(self) -> str:
+        """Of what the host side does for it between two steps."""
+        return "decode" if self.answering else "prefill"
+
     def next_turn(self) -> bool:
         """Appends the tokens of the next turn; False when there is none."""
         if self.turn + 1 >= len(self.request.turns):
@@ -341,8 +346,8 @@ class Scheduler:
         self.active.remove(running)
         pages, counts = running.tenancy.table, self.caches.pages.counts
         first = tuple(range(0, len(pages) * self.caches.page, self.caches.page))
-        recorder = self.caller.recorder
-        with recorder.between(recorder.phase, RowMap((running.request.id,), (0,) * len(pages), first), self.step):
+        rows = RowMap((running.request.id,), (0,) * len(pages), first)
+        with self.caller.recorder.between(running.phase, rows, self.step):
             numbers = torch.tensor(pages, dtype=torch.int64)
             self.caller.at("")("pool.release", counts, pages=numbers, held=counts[numbers])
         running.tenancy.release()

@@ -37,7 +37,8 @@ class Accelerated:
         self._pools: CachePools | None = None
 
     def capabilities(self) -> set[str]:
-        return {"taps", "operators", "chunk", "batch", "preempt", "abort", "images", "forced_tokens", "pools"}
+        schedules = {"chunk", "batch", "mixed", "preempt", "abort", "prefix", "offload", "reload"}
+        return {"taps", "operators", "images", "forced_tokens", "pools"} | schedules
 
     def operators(self) -> Operators:
         return self._operators
@@ -68,6 +69,8 @@ class Accelerated:
         """Runs `requests` to their end. Raises UsageError before `load`, InputError for requests that make no sense."""
         if self._engine is None:
             raise UsageError("no model is loaded", where="accelerated backend", todo="call load first")
+        if self._engine.ranks is not None:
+            recorder.dims = self._engine.ranks.dims
         scheduler = Scheduler(self._engine, requests, schedule, self._caller(self._operators, recorder))
         self._pools = CachePools(scheduler.caches, scheduler.tenancies)
         return scheduler.run()

@@ -18,8 +18,11 @@ CAPABILITIES = frozenset(
         "operators",  # --ops can replace its operators
         "chunk",
         "batch",
+        "mixed",  # single tokens and prompts in one step
         "preempt",
-        "prefix",
+        "prefix",  # requests begin behind a prefix that earlier ones have computed
+        "offload",  # to the host tier, and "reload" from there
+        "reload",
         "abort",
         "images",
         "logprobs",
