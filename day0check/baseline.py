@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from day0check.contracts.profiles import MISFIT
 from day0check.errors import InputError, UsageError
 from day0check.gate import Scene, write_text
 from day0check.snapshot import Snapshot, case_directory, read_measures
@@ -69,7 +70,8 @@ class Times:
 @dataclass(frozen=True)
 class Entry:
     """Everything kept of one case. `net`: taps of the propagated comparison. `unstable`: taps whose digest differed
-    among the runs that were recorded together, so that other bits say nothing."""
+    among the runs that were recorded together, so that other bits say nothing. `fits[operator][form]`: at how many taps
+    a form tighter than the claimed one was tried; 0 when one of them did not fit it."""
 
     key: dict[str, Any]
     recorded: dict[str, Any]
@@ -78,6 +80,7 @@ class Entry:
     tokens: str
     runs: tuple[Times, ...]
     unstable: tuple[str, ...] = ()
+    fits: dict[str, dict[str, int]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -145,6 +148,7 @@ def collect(folder: Path, scene: Scene | Verdict) -> dict[str, Entry]:
             net=_taps(net),
             tokens=_tokens(snapshot),
             runs=(Times(steps, int(snapshot.run.get("peak_rss_bytes", 0))),),
+            fits=_fits(snapshot.measures),
         )
     return entries
 
@@ -170,6 +174,15 @@ def _taps(measures: Iterable[Measure]) -> dict[str, Tap]:
             m.tap, m.operator, m.kind, m.phase, m.order, m.elements, m.digest, limited, limits
         )
     return taps
+
+
+def _fits(measures: Iterable[Measure]) -> dict[str, dict[str, int]]:
+    tried: dict[str, dict[str, list[float]]] = {}
+    for m in last_of_each(measures):
+        for key, misfit in m.statistics.items():
+            if key.startswith(MISFIT):
+                tried.setdefault(m.operator, {}).setdefault(key.removeprefix(MISFIT), []).append(misfit)
+    return {name: {form: 0 if any(v) else len(v) for form, v in forms.items()} for name, forms in tried.items()}
 
 
 def _tokens(snapshot: Snapshot) -> str:

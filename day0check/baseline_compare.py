@@ -16,7 +16,10 @@ from day0check.gate import BASELINE, Scene
 from day0check.types import CheckOutcome, Finding, NotRun, finding_id
 from day0check.verdict_rows import used
 
-BITS, DRIFT, CHOICES, SPEED, MEMORY = (f"{BASELINE}{n}" for n in ("bits", "drift", "choices", "speed", "memory"))
+BITS, DRIFT, FORMS, CHOICES, SPEED, MEMORY = (
+    f"{BASELINE}{n}" for n in ("bits", "drift", "forms", "choices", "speed", "memory")
+)
+PINNED_TAPS = 3  # a form that fewer taps fit may have fitted by chance
 WHOLE_FACTOR, WHOLE_FLOOR = 1.15, 0.08  # root mean square of the whole ratio over an operator's taps: steady
 WORST_FACTOR, WORST_FLOOR = 1.5, 0.3  # of the worst row, column, tile, element: heavy-tailed
 MEMORY_FACTOR, MEMORY_FLOOR_BYTES = 1.10, 64 << 20
@@ -55,8 +58,8 @@ def compare_run(
             outcomes.append(CheckOutcome(f"{BASELINE}key", "not_run", case, _why_not(baseline, now)))
             continue
         pairs.append((then, now))
-        for answer, found in (_bits(then, now), _drift(then, now, numbers), _choices(then, now)):
-            outcomes.append(answer)
+        for answer, found in (_bits(then, now), _drift(then, now, numbers), _forms(then, now), _choices(then, now)):
+            outcomes += [answer] if answer is not None else []
             findings += found
         answer, found = _memory(then, now, memory)
         outcomes.append(answer)
@@ -172,6 +175,28 @@ def _drift(then: Entry, now: Entry, rows: list[dict[str, Any]]) -> tuple[CheckOu
         text = f"{len(findings)} of {compared} statistics drifted, the first: {findings[0].message}"
         return CheckOutcome(DRIFT, "failed", now.case, text), tuple(findings)
     return CheckOutcome(DRIFT, "passed", now.case, f"{compared} statistics of operators no worse"), ()
+
+
+def _forms(then: Entry, now: Entry) -> tuple[CheckOutcome | None, tuple[Finding, ...]]:
+    """A form tighter than the claimed one that all taps of an operator fitted when the baseline was recorded is pinned:
+    a run that needs the wider claim has lost precision inside it. None where nothing is pinned."""
+    pinned = [(o, form) for o, forms in then.fits.items() for form, taps in forms.items() if taps >= PINNED_TAPS]
+    tried = [(o, form) for o, form in pinned if form in now.fits.get(o, {})]
+    if not pinned:
+        return None, ()
+    if len(tried) < len(pinned):
+        operator, form = next(p for p in pinned if p not in tried)
+        text = f"{operator} was not tried in form '{form}', which the baseline holds it to"
+        return CheckOutcome(FORMS, "not_run", now.case, text), ()
+    lost = [(o, form) for o, form in tried if not now.fits[o][form]]
+    findings = []
+    for operator, form in lost:
+        tap = next(t for t in sorted(now.taps.values(), key=lambda t: t.order) if t.operator == operator)
+        text = f"case {now.case}: {operator} needs more rounding than form '{form}', which it fitted in the baseline"
+        findings.append(_finding(FORMS, tap, f"looser than {form}", text, now.case))
+    if findings:
+        return CheckOutcome(FORMS, "failed", now.case, findings[0].message), tuple(findings)
+    return CheckOutcome(FORMS, "passed", now.case, f"{len(tried)} forms tighter than claimed still fit"), ()
 
 
 def _drifted(name: str, before: _Level, after: _Level) -> bool:

@@ -224,7 +224,8 @@ class Judge(Observer):
         draw = self._draw(tally, calls[0].order)
         judged = judge_compute(replay, results, self.profile, seed=draw, keep=keep, thorough=tally.thorough)
         failed, at = not all(j.passed for j in judged), (tally.operator, tally.phase)
-        if tally.failed_at is None and (tally.thorough or (failed and at not in self._explained)):
+        first = tally.judgement is None  # one call of a tap tells whether a tighter form fits
+        if tally.failed_at is None and ((tally.thorough and first) or (failed and at not in self._explained)):
             self._explained |= {at} if failed else set()
             return beside_other_forms(judged, replay, results, self.profile, seed=draw, keep=keep)
         return judged

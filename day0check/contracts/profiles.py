@@ -81,7 +81,13 @@ EAGER_FORMS: dict[str, str] = {
 }
 
 
+# A statistic of a measure, per tighter form that was tried on its results: 0 where they fit it, 1 where they do not.
+MISFIT = "misfit_"
 QUANTISED = "fp8-activations"
+FP8_FORM, PLAIN_ROWS = (
+    "fp8_rows",
+    "plain_rows",
+)  # what the forms of an operator with quantised rows, and without, are called
 FP8_BLOCKS = "float8_e4m3fn/128"  # E4M3 with a scale per row and 128 columns
 # What runs in FP8 there, as in DeepSeek-V3: the linears of decoder layers and the first matrices of their MLPs and
 # experts. Router, index head weights and index keys, attention, what lies inside fused operators and the head stay.
@@ -141,7 +147,7 @@ def with_form(profile: Profile, contract: Contract, form: str) -> Profile:
 
 def other_forms(profile: Profile, contract: Contract, *, looser: bool) -> tuple[tuple[str, Profile], ...]:
     """(what to call it, profile) for each form of the contract that rounds at more points than the profile, or at
-    fewer; the tightest first. "kda.attention" of another chunk size is no form of its own."""
+    fewer; the tightest first. "kda.attention" of another chunk size is no form of its own. Quantised rows are one."""
     now = set(profile.points_of(contract.name))
     found = []
     for form in contract.forms:
@@ -150,15 +156,54 @@ def other_forms(profile: Profile, contract: Contract, *, looser: bool) -> tuple[
         if (points > now) if looser else (points < now):
             found.append((len(points), form.name, other))
     found.sort(key=lambda f: f[0])
-    return tuple((name, other) for _, name, other in found)
+    rows = _other_rows(profile, contract.name, looser=looser)
+    return (*((name, other) for _, name, other in found), *rows)
 
 
-def profile_with_form(act_dtype: str, operator: str, form: str) -> str:
-    """The name of the built-in profile of that activation type in which an operator has that form, "" for none."""
-    for profile in PROFILES.values():
-        if profile.act_dtype == act_dtype and profile.forms.get(operator) == form:
-            return profile.name
+def _other_rows(profile: Profile, operator: str, *, looser: bool) -> tuple[tuple[str, Profile], ...]:
+    """The same with the rows that go into an operator quantised, or not."""
+    inputs = dict(profile.inputs)
+    if looser and operator in FP8_INPUTS and operator not in inputs and profile.act_dtype == "bfloat16":
+        return ((FP8_FORM, replace(profile, inputs=MappingProxyType(inputs | {operator: FP8_BLOCKS}))),)
+    if not looser and inputs.pop(operator, None) is not None:
+        return ((PLAIN_ROWS, replace(profile, inputs=MappingProxyType(inputs))),)
+    return ()
+
+
+def profile_with_form(profile: Profile, operator: str, form: str) -> str:
+    """The name of the built-in profile of the same activation type in which an operator has that form, "" for none."""
+    if form == FP8_FORM:
+        return QUANTISED
+    for other in PROFILES.values():
+        if other.act_dtype == profile.act_dtype and other.forms.get(operator) == form and not other.inputs:
+            return other.name
     return ""
+
+
+def tightest_profile(claimed: Profile, fits: Mapping[str, str]) -> Profile:
+    """The built-in profile with the fewest roundings that the forms found fit, of the claimed activation type.
+
+    `fits[operator]`: the tightest form that its results fit, "" where it has none.
+    """
+    own = claimed
+    for operator, form in fits.items():
+        if form == PLAIN_ROWS:
+            own = replace(own, inputs=MappingProxyType({k: v for k, v in own.inputs.items() if k != operator}))
+        elif form:
+            own = with_form(own, CONTRACTS[operator], form)
+    held = [p for p in PROFILES.values() if p.act_dtype == claimed.act_dtype and _holds(p, own, fits)]
+    return min((*held, claimed), key=_roundings)
+
+
+def _holds(wide: Profile, narrow: Profile, operators: Mapping[str, str]) -> bool:
+    return all(
+        set(narrow.points_of(name)) <= set(wide.points_of(name)) and (name in wide.inputs or name not in narrow.inputs)
+        for name in operators
+    )
+
+
+def _roundings(profile: Profile) -> int:
+    return sum(len(points) for points in profile.points.values()) + len(profile.inputs)
 
 
 PROFILES: dict[str, Profile] = {
@@ -183,3 +228,12 @@ def profile_named(name: str) -> Profile:
         todo = f"known: {', '.join(PROFILES)}, or a file *.toml"
         raise UsageError(f"there is no profile {name!r}", where="--profile", todo=todo)
     return PROFILES[name]
+
+
+def fitting_form(claimed: str, statistics: Mapping[str, float]) -> str:
+    """The tightest form that an operator's results fit; the claimed one where no tighter fits.
+
+    `statistics`: the worst of all its judgements, in the order in which forms were tried, the tightest first.
+    """
+    tried = (key.removeprefix(MISFIT) for key, value in statistics.items() if key.startswith(MISFIT) and value == 0)
+    return next(tried, claimed)
