@@ -133,6 +133,7 @@ class Measure:
     digest: str = ""  # position-weighted digest of the output
     power: float | None = None  # smallest relative error this judgement could have seen
     not_judged: str = ""  # a reason when the tap could not be judged; then passed is False
+    rank: int | None = None  # the one that decided, where the records of several ranks were joined
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,8 @@ def _finding(check: str, key: tuple[str, str, str, str], members: list[Measure],
         "layers": sorted({m.layer for m in members if m.layer is not None}),
         "ruled_out": ruled_out(first, context),
     }
+    if first.rank is not None:
+        evidence["rank"] = first.rank
     return Finding(
         id=finding_id(check, operator, kind_of_layer, phase, pattern),
         severity="blocker",

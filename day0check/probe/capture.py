@@ -34,6 +34,7 @@ def row_arguments(call: Call) -> Tuple[Tuple[str, torch.Tensor], ...]:
 
 def _line(call: Call, result: int, value: torch.Tensor) -> Dict[str, Any]:
     fits = value.dim() > 0 and value.shape[0] == len(call.rows)
+    dims = {"dims": call.dims_of(result)} if call.dims_of(result) else {}
     return {
         "tap": call.tap,
         "operator": call.operator,
@@ -47,6 +48,7 @@ def _line(call: Call, result: int, value: torch.Tensor) -> Dict[str, Any]:
         "requests": list(call.rows.requests),
         "dtype": str(value.dtype).replace("torch.", ""),
         "shape": list(value.shape),
+        **dims,
     }
 
 

@@ -42,6 +42,22 @@ def digest_lanes(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack(sums)
 
 
+def row_digests(tensor: torch.Tensor) -> torch.Tensor:
+    """int64 [rows]: the first of the two sums for the bytes of each row of `tensor` by itself, on its own device."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if tensor.numel() == 0:
+        return torch.zeros(rows, dtype=torch.int64, device=tensor.device)
+    data = tensor.detach().contiguous().reshape(rows, -1).view(torch.uint8)
+    if data.shape[1] % 4:
+        data = torch.nn.functional.pad(data, (0, 4 - data.shape[1] % 4))
+    if data.storage_offset() % 4:
+        data = data.clone()
+    values = data.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    weight = torch.arange(1, values.shape[1] + 1, dtype=torch.int64, device=values.device) * _signed(_MULTIPLIERS[0])
+    weight = (weight ^ (weight >> 29)) * _signed(_MULTIPLIERS[0]) | 1
+    return (values * weight).sum(1)
+
+
 def hexadecimal(sums: torch.Tensor) -> str:
     """The 32 digits of the two sums (waits for the device)."""
     return "".join(f"{int(value) & _MASK:016x}" for value in sums.tolist())

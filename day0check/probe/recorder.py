@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from .registry import Function, Operators, Whole
 from .rows import RowMap
@@ -35,10 +35,16 @@ class Call:
     rows: RowMap  # of the first argument's rows
     args: Tuple[Any, ...]
     kwargs: Dict[str, Any]
+    dims: str = ""  # how the results are cut over ranks (`probe/flow.py`), "" where they are whole
 
     @property
     def tap(self) -> str:
         return ".".join(part for part in (self.place, self.operator, self.site) if part)
+
+    def dims_of(self, result: int) -> str:
+        """The dims string of one result; "" where it is whole, or nothing is said of it."""
+        each = self.dims.split(";")
+        return each[result].strip() if 0 <= result < len(each) else ""
 
     @property
     def layer(self) -> Optional[int]:
@@ -66,6 +72,7 @@ class Recorder:
 
     def __init__(self, observers: Sequence[Observer] = (), heartbeat: Optional[Any] = None) -> None:
         self.observers: List[Observer] = list(observers)
+        self.dims: Optional[Callable[[str, str, str], str]] = None  # of (place, operator, site): set by a rank's backend
         self.heartbeat = heartbeat  # `.beat(tap, phase, step)`: where an abort happened is read from it
         self.phase, self.rows, self.order, self.current_step = "start", NO_ROWS, 0, 0
 
@@ -105,7 +112,8 @@ class Recorder:
         if not self.observers and self.heartbeat is None:
             return function(*args, **kwargs)
         rows = self.rows if row_map is None else row_map
-        call = Call(place, operator, site, self.phase, self.current_step, self.order, rows, args, kwargs)
+        dims = self.dims(place, operator, site) if self.dims is not None else ""
+        call = Call(place, operator, site, self.phase, self.current_step, self.order, rows, args, kwargs, dims)
         self.order += 1
         if self.heartbeat is not None:
             self.heartbeat.beat(call.tap, call.phase, call.step)

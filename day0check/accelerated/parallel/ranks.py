@@ -9,6 +9,7 @@ from torch import Tensor
 
 from day0check.accelerated import layers
 from day0check.accelerated.parallel import experts
+from day0check.accelerated.parallel.dims import dims_of
 from day0check.accelerated.parallel.group import Group, Transport
 from day0check.accelerated.parallel.layout import Layout, Placement, cut
 from day0check.accelerated.parallel.shard import ShardReader, Shares
@@ -56,6 +57,10 @@ class Ranks:
             self._number = torch.full((len(self.placement.owners),), -1, dtype=torch.int64, device=device)
             self._number[list(held)] = torch.arange(len(held), device=device)
         return model, reader.config
+
+    def dims(self, place: str, operator: str, site: str) -> str:
+        """How the results of an operator are cut: what a recorder asks."""
+        return dims_of(self.layout, place, operator, site)
 
     def reduced(self, at: Here, y: Tensor, site: str) -> Tensor:
         """The sum over ranks of the parts `y` [rows, D]; `y` itself where the sublayer is not cut."""

@@ -1,0 +1,48 @@
+"""How the result of each operator is cut over ranks, in dims strings (`probe/flow.py` says what they mean)."""
+
+from __future__ import annotations
+
+from day0check.accelerated.parallel.layout import Layout
+
+HEADS, COLUMNS, PART = "rows, heads@tp, dim", "rows, heads*dim@tp", "rows, hidden, partial@tp"
+# Tensor parallel: operator, and site where it matters -> the dims of its results.
+_TENSOR = {
+    "mla.query.up": COLUMNS,
+    "rope.apply.query": HEADS,
+    "mla.absorb": HEADS,
+    "mla.attention": HEADS,
+    "dsa.attention": HEADS,
+    "mla.value": HEADS,
+    "mla.gate": COLUMNS,
+    "mla.output": PART,
+    **{f"kda.project.{site}": COLUMNS for site in ("q", "k", "v", "f_b", "gate", "gate_b")},
+    "kda.project.beta": "rows, heads@tp",
+    "kda.conv": "rows, channels@tp/3; batch, width, channels@tp/3",  # inside each of q, k and v
+    "kda.gates": f"{HEADS}; rows, heads@tp",
+    "kda.attention": f"{HEADS}; batch, heads@tp, dim, dim",
+    "kda.output": PART,
+    "mlp.dense": PART,
+    "moe.shared": PART,
+    "head.logits": "rows, vocabulary@tp",
+}
+_CUT_EXPERTS = {"moe.experts": "pairs, latent, partial@tp", "moe.combine": "rows, latent, partial@tp"}
+_ROWS = ("moe.scores", "moe.route", "moe.down", "moe.combine", "norm.rms.routed_expert", "moe.up")
+_EXCHANGED = {operator: "rows@ep, ...; rows@ep, ..." for operator in _ROWS}
+_OWN_PAIRS = {"moe.dispatch": "pairs@ep, ...", "moe.experts": "pairs@ep, ..."}
+_OWN_SUMS = {**_OWN_PAIRS, "moe.combine": "rows, latent, partial@ep"}
+
+
+def dims_of(layout: Layout, place: str, operator: str, site: str) -> str:
+    """The dims strings of the results of an operator under `layout`, joined by ";"; "" where they are whole."""
+    if place.startswith("vision"):
+        return ""
+    for name in (f"{operator}.{site}", operator):
+        if layout.expert > 1:
+            found = (_OWN_SUMS if layout.dispatch == "reduce" else {**_EXCHANGED, **_OWN_PAIRS}).get(name)
+        else:
+            found = _CUT_EXPERTS.get(name)
+        if found is None and layout.tensor > 1:
+            found = _TENSOR.get(name)
+        if found is not None:
+            return found
+    return ""
