@@ -22,6 +22,7 @@ from day0check.checks import (
     move,
     parameters,
     preempted,
+    profile,
     propagated,
     reordered,
     repeat,
@@ -61,7 +62,8 @@ INVARIANTS: dict[str, ModuleType] = {
     "repeated": repeated,
 }
 MODEL_CHECKS: dict[str, ModuleType] = {"weights": weights}  # asked of the checkpoint, before anything runs on it
-RUN_CHECKS: dict[str, ModuleType] = {"coverage": coverage}  # asked once, about all cases of a run together
+# asked once, about all cases of a run together
+RUN_CHECKS: dict[str, ModuleType] = {"coverage": coverage, "profile": profile}
 _OPERATOR_CHECKS = ("candidate", "exact", "move", "choose", "compute")
 
 __all__ = [
