@@ -25,6 +25,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("backends",),
     ("faults", "load"),
     ("checks",),
+    ("service",),
     ("worker",),
     ("runner",),
     ("plan", "statistics", "waivers", "audit"),

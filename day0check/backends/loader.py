@@ -78,6 +78,18 @@ def make(backend: str) -> Any:
     return made
 
 
+def find_subclass(source: str, base: type, *, where: str) -> type:
+    """The class `FILE.py:NAME`, which must be a subclass of `base`. Raises UsageError, InputError."""
+    file, _, name = source.rpartition(":")
+    if not Path(file).is_file():
+        raise UsageError("there is no such file", where=f"{where} {source}", todo="give FILE.py:NAME")
+    kind = getattr(_execute(str(Path(file).resolve())), name, None)
+    if not isinstance(kind, type) or not issubclass(kind, base):
+        todo = f"a subclass of {base.__module__}.{base.__name__} is needed"
+        raise UsageError(f"the file has no such class {name!r}", where=f"{where} {source}", todo=todo)
+    return kind
+
+
 def _execute(file: str) -> Any:
     spec = importlib.util.spec_from_file_location(f"day0check_backend_{Path(file).stem}", file)
     module = importlib.util.module_from_spec(spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,12 @@ import click
 from day0check.cli.app import OUT_KEY
 from day0check.cli.options import RUN_FACTS, Duration, deliver, today, waivers_of
 from day0check.errors import UsageError
-from day0check.types import Finding, NotRun
+from day0check.types import Finding
 
 if TYPE_CHECKING:
     from day0check.cli.resolve import Model
-    from day0check.load.observe import Seen
     from day0check.load.observed import Observed
+    from day0check.service.inspect import Plan
     from day0check.types import Verdict
 
 PARTS = ("parameters", "wire", "tools", "interference", "speed")
@@ -154,51 +154,45 @@ def prepare(wanted: Wanted) -> Prepared:
 def run_and_judge(wanted: Wanted, prepared: Prepared, folder: Path, tell: Callable[[str], None]) -> Verdict:
     """Asks the endpoint, keeps the raw samples under `folder`, asks the reference, and decides."""
     from day0check import env, gate
-    from day0check.checks.endpoint import CASE, endpoint_checks_of, judge_endpoint
+    from day0check.checks.endpoint import CASE
     from day0check.cli.assemble import moment
+    from day0check.service.inspect import ask
 
     allowed, waivers_file = waivers_of(wanted.waivers, on=today())
     begin, started = time.monotonic(), moment()
-    seen = _observe(wanted, prepared, tell)
-    _keep(seen, folder)
-    observed = replace(seen.observed, profile=wanted.profile, slo_share=wanted.slo_share)
-    if prepared.model is not None:
-        tell("reference")
-        observed = _with_reference(observed, prepared.model, wanted)
-    sees = None if prepared.model is None else prepared.model.config.vision is not None
-    answers = judge_endpoint(observed, reference=prepared.model is not None, sees=sees)
-    facts = {"url": prepared.target.base, "started": started, "parts": list(observed.parts)}
+    asked = ask(prepared.target, plan_of(wanted, prepared.model), folder, tell)
+    facts = {"url": prepared.target.base, "started": started, "parts": list(asked.observed.parts)}
     facts["waivers"] = str(waivers_file) if waivers_file else ""
     scene = gate.Scene(
-        model=_model_record(observed, prepared.model),
+        model=_model_record(asked.observed, prepared.model),
         profile=wanted.profile,
         cases=(CASE,),
-        expected=tuple(
-            (CASE, name) for name in endpoint_checks_of(observed.parts, reference=prepared.model is not None)
-        ),
-        not_run=_not_run(observed),
+        expected=tuple((CASE, name) for name in asked.expected),
+        not_run=asked.not_run,
         environment={**env.capture(), RUN_FACTS: facts},
-        measured={"endpoint": _measured(observed), "seconds": time.monotonic() - begin},
+        measured={"endpoint": asked.measured, "seconds": time.monotonic() - begin},
         partial=bool(wanted.parts),
     )
-    findings = [*(f for a in answers for f in a.findings), *_unreferenced(prepared.model)]
-    return gate.decide([a.outcome for a in answers], findings, scene, waivers=allowed, today=today())
+    findings = [*(f for a in asked.answers for f in a.findings), *_unreferenced(prepared.model)]
+    return gate.decide([a.outcome for a in asked.answers], findings, scene, waivers=allowed, today=today())
 
 
-def _observe(wanted: Wanted, prepared: Prepared, tell: Callable[[str], None]) -> Seen:
-    from day0check.cli.endpoint_reference import prompts
+def plan_of(wanted: Wanted, model: Model | None) -> Plan:
+    """What the options ask for, as the service room takes it."""
     from day0check.load.client import Limits
-    from day0check.load.observe import observe
     from day0check.load.scenario import Wish
     from day0check.load.speed import SpeedPlan
+    from day0check.service.following import ends_of
+    from day0check.service.inspect import Plan, Reference
 
-    return observe(
-        prepared.target,
+    reference = None
+    if model is not None:
+        reference = Reference(model.directory, model.config, ends_of(model.directory, model.config))
+    return Plan(
         Wish(
             model=wanted.served,
             parts=tuple(p for p in PARTS if not wanted.parts or p in wanted.parts),
             seed=wanted.seed,
-            followed=() if prepared.model is None else prompts(prepared.model.config, seed=wanted.seed),
         ),
         limits=Limits(seconds=wanted.budget_s, request_s=wanted.time_limit_s, stall_s=wanted.stall_s),
         speed=SpeedPlan(
@@ -209,27 +203,11 @@ def _observe(wanted: Wanted, prepared: Prepared, tell: Callable[[str], None]) ->
             seed=wanted.seed,
             slos=dict(wanted.slos),
         ),
-        tell=tell,
+        profile=wanted.profile,
+        slo_share=wanted.slo_share,
+        seed=wanted.seed,
+        reference=reference,
     )
-
-
-def _keep(seen: Seen, folder: Path) -> None:
-    from day0check.load.kept import exchange_line, sample_lines, write_lines
-
-    write_lines(folder / "exchanges.jsonl", (exchange_line(e) for e in seen.observed.exchanges))
-    write_lines(folder / "samples.jsonl", (row for phase in seen.phases for row in sample_lines(phase)))
-
-
-def _with_reference(observed: Observed, model: Model, wanted: Wanted) -> Observed:
-    """The record with what the reference says about the answers that it can follow."""
-    from day0check.cli.endpoint_reference import followable
-    from day0check.compare.wire import follow
-
-    answers, reason = followable(observed.exchanges)
-    if not answers:
-        return replace(observed, reference_reason=reason)
-    rows = follow(model.directory, wanted.profile, answers, seed=wanted.seed)
-    return replace(observed, reference=rows, reference_reason=reason)
 
 
 def _model_record(observed: Observed, model: Model | None) -> dict[str, Any]:
@@ -245,23 +223,6 @@ def _model_record(observed: Observed, model: Model | None) -> dict[str, Any]:
     if model is not None:
         record["reference"] = {"name": model.name, "digest": model.digest}
     return record
-
-
-def _not_run(observed: Observed) -> tuple[NotRun, ...]:
-    why = observed.stopped or "it did not run to its end"
-    return tuple(NotRun(f"part {part}", why) for part in observed.parts if part not in observed.done)
-
-
-def _measured(observed: Observed) -> dict[str, Any]:
-    from day0check.checks.endpoint_interference import most_at_once
-
-    together = [e for e in observed.exchanges if e.label.startswith("together/")]
-    return {
-        "load": observed.speed,
-        "requests": len(observed.exchanges),
-        "most_in_flight": most_at_once(together),
-        "counters": {c.label: c.values for c in observed.counters},
-    }
 
 
 def _unreferenced(model: Model | None) -> Iterator[Finding]:

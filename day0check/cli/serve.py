@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from day0check.cli.options import Duration
 from day0check.errors import UsageError
+
+if TYPE_CHECKING:
+    from day0check.compare.serving import ServingJudge
 
 MIB = 1 << 20
 
@@ -24,6 +27,8 @@ MIB = 1 << 20
 @click.option("--device", default="cpu", show_default=True, help="As torch names it.")
 @click.option("--profile", default="bf16", show_default=True, help="bf16 or fp32.")
 @click.option("--ops", metavar="FILE.py", help="Operators that replace those of the engine.")
+@click.option("--scheduler", metavar="FILE.py:NAME", help="A subclass of the server's scheduler, in its place.")
+@click.option("--judge", type=click.Path(path_type=Path), metavar="FILE", help="Replay the serve operators; kept here.")
 @click.option("--max-batch", type=click.IntRange(1), default=8, show_default=True, help="Requests in a step.")
 @click.option("--max-waiting", type=click.IntRange(0), default=64, show_default=True, help="Beyond: 429.")
 @click.option("--chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt rows in a step.")
@@ -51,7 +56,21 @@ def serve(**given: Any) -> None:
         connections=given["max_connections"],
         drain_seconds=given["drain"],
     )
-    asyncio.run(serve_until_told(make_service(given), listen, tell=_Tell()))
+    service = make_service(given)
+    judge = _judge(service) if given["judge"] is not None else None
+    try:
+        asyncio.run(serve_until_told(service, listen, tell=_Tell()))
+    finally:
+        if judge is not None:
+            judge.write(given["judge"])
+
+
+def _judge(service: Any) -> ServingJudge:
+    from day0check.compare.serving import ServingJudge
+
+    judge = ServingJudge()
+    judge.lay_over(service.engine.operators)
+    return judge
 
 
 def make_service(given: dict[str, Any]) -> Any:
@@ -60,9 +79,10 @@ def make_service(given: dict[str, Any]) -> Any:
     from day0check.accelerated.server.engine_thread import EngineOptions, EngineThread
     from day0check.accelerated.server.http import HttpOptions, Service
     from day0check.accelerated.server.images import ImageLimits
+    from day0check.accelerated.server.live import Live
     from day0check.accelerated.server.metrics import Metrics
     from day0check.backends.accelerated import DTYPES, find_device
-    from day0check.backends.loader import lay_over, read_operators
+    from day0check.backends.loader import find_subclass, lay_over, read_operators
     from day0check.cli.resolve import find_model
     from day0check.probe.registry import Operators
 
@@ -89,6 +109,7 @@ def make_service(given: dict[str, Any]) -> Any:
         ),
         operators,
         Metrics(name),
+        live=find_subclass(given["scheduler"], Live, where="--scheduler") if given["scheduler"] else Live,
     )
     images = ImageLimits(images=given["max_images"], image_bytes=given["max_image_mib"] * MIB)
     options = HttpOptions(name=name, api_key=given["api_key"], body_bytes=given["max_body_mib"] * MIB, images=images)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from day0check.checks.endpoint_oracle import judge
-from day0check.cli.endpoint_reference import followable, prompts, token_ids
+from day0check.service.following import followable, prompts, token_ids
 from day0check.compare.rounding import Rounder
 from day0check.compare.wire import WireAnswer, follow
 from day0check.contracts.profiles import PROFILES

@@ -76,8 +76,10 @@ class EngineThread:
     works, and `health` tells so.
     """
 
-    def __init__(self, options: EngineOptions, operators: Operators, metrics: Metrics) -> None:
-        self.options, self.operators, self.metrics = options, operators, metrics
+    def __init__(
+        self, options: EngineOptions, operators: Operators, metrics: Metrics, *, live: type[Live] = Live
+    ) -> None:
+        self.options, self.operators, self.metrics, self._kind = options, operators, metrics, live
         self.state = State()
         self.config: ModelConfig | None = None
         self.vocabulary: Vocabulary | None = None
@@ -268,7 +270,7 @@ class EngineThread:
             self.max_model_len = min(length, pages * o.page)
             caches = engine.caches(pages=pages, page=o.page, slots=o.max_batch)
             schedule = Schedule(chunk=o.chunk, page=o.page, max_batch=o.max_batch)
-            self._live = Live(engine, schedule, Caller(self.operators), caches=caches)
+            self._live = self._kind(engine, schedule, Caller(self.operators), caches=caches)
             note(f"{pages} pages of {o.page} positions, {o.max_batch} slots")
         with self._measured("warm up operators") as note:
             note(warm_up(self._live, self.config, images=True))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from day0check.errors import InputError
 
 if TYPE_CHECKING:
     from day0check.compare.wire import WireAnswer
@@ -26,6 +30,19 @@ def prompts(config: ModelConfig, *, seed: int) -> tuple[tuple[int, ...], ...]:
         for length in LENGTHS
         if length < config.max_positions
     )
+
+
+def ends_of(directory: Path, config: ModelConfig) -> tuple[int, ...]:
+    """Every token that ends an answer: those of the configuration and the tokenizer, and those that
+    generation_config.json adds. Raises InputError for a file that cannot be read."""
+    file = directory / "generation_config.json"
+    try:
+        given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be read as JSON: {error}", where=str(file), todo="repair the file") from error
+    added = given.get("eos_token_id") if isinstance(given, dict) else None
+    every = [config.tokens.eos, config.tokens.end_of_turn, *(added if isinstance(added, list) else [added])]
+    return tuple(sorted({token for token in every if isinstance(token, int) and 0 <= token < config.vocab}))
 
 
 def followable(exchanges: Sequence[Exchange]) -> tuple[tuple[WireAnswer, ...], str]:

@@ -1,0 +1,1 @@
+"""A service as a whole: starts our server, asks an endpoint everything, holds what came against the reference."""
