@@ -149,7 +149,8 @@ def index_key(
 def pool_key(keys: Tensor, *, gates: Tensor, ape: Tensor, round: Round = exact) -> Tensor:
     """Key of each pool of P tokens: per channel, softmax over the tokens of (gate + ape) weights the index keys.
 
-    keys and gates [pools, P, dI], ape [P, dI] -> [pools, dI] in the keys' dtype (GLM-5.3 k-pool).
+    keys and gates [pools, P, dI], ape [P, dI] -> [pools, dI] in the keys' dtype (GLM-5.3 k-pool). Gates of -inf leave a
+    token out: with overlapping pools (DeepSeek-V4) those of the pool that the first one would overlap.
     """
     k, g, a = wide(keys, gates, ape)
     return round("out", (torch.softmax(g + a, dim=1) * k).sum(1)).to(keys.dtype)

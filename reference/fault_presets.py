@@ -29,9 +29,15 @@ def _magnitude_scaled(files: JsonFiles) -> None:
     files["config.json"]["rope_scaling"] |= {"mscale": 1.0, "mscale_all_dim": 0.5}
 
 
+def _overlapping_pools(files: JsonFiles) -> None:
+    """Keys of pools that are made of the tokens of two pools."""
+    files["config.json"]["day0check"] = {"index_kpool_overlap": True}
+
+
 # name -> (the preset it is a variant of, what is changed)
 FAULT_PRESETS: dict[str, tuple[str, Change]] = {
     "fault-moe": ("tiny", _weights_not_renormalised),
     "fault-vl": ("tiny", _images_in_rows),
+    "fault-pools": ("tiny-glm-5.3", _overlapping_pools),
     "fault-dsa": ("tiny-deepseek-v3.2", _magnitude_scaled),
 }

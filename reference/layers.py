@@ -18,6 +18,7 @@ from reference import moe as mixture
 from reference.config import ModelConfig
 from reference.linear import linear, per_head
 from reference.norm import rms_norm
+from reference.pooling import pool_members
 from reference.residual import add
 from reference.rope import apply_rope
 
@@ -88,7 +89,8 @@ class KdaCache:
 @dataclass
 class LatentCache:
     """`latent` [n, c + dr] after norm and rotation; `index_keys` [n, dI], one per token or per whole pool; `unpooled`
-    keys and gates [m, dI] of the pool that is not whole yet; `selected` int32 [T, k] of the last rows."""
+    keys and gates [m, lanes, dI] of the pool that is not whole yet, behind those of the pool before it where pools
+    overlap; `selected` int32 [T, k] of the last rows."""
 
     latent: Tensor
     index_keys: Tensor | None = None
@@ -108,7 +110,8 @@ def fresh_cache(config: ModelConfig, layer: int, *, like: Tensor) -> KdaCache | 
     index = like.new_zeros(0, config.index.dim) if config.every_layer[layer] == "dsa" else None
     pools = index is not None and config.index.pool > 1
     latent = like.new_zeros(0, config.mla.kv_lora + config.mla.rope)
-    return LatentCache(latent, index, (index, index) if pools else None)
+    unpooled = like.new_zeros(0, config.index.lanes, config.index.dim) if pools else None
+    return LatentCache(latent, index, (unpooled, unpooled) if pools else None)
 
 
 # -------------------------------------------------------------------------------------------------------------- KDA
@@ -250,7 +253,7 @@ def _choose_keys(
         norm_bias=here.tensor("self_attn.indexer.k_norm.bias"),
         eps=i.key_norm_eps,
     )
-    key = rotate_first(key[:, None], "index_key")[:, 0]
+    key = rotate_first(key.unflatten(-1, (i.lanes, i.dim)), "index_key")
     _remember_keys(here, x, key, cache)
     scores = here(
         "dsa.score",
@@ -270,20 +273,30 @@ def _choose_keys(
 
 
 def _remember_keys(here: Here, x: Tensor, key: Tensor, cache: LatentCache) -> None:
-    """Adds the index keys [T, dI] of rows x to the cache; with pools, one key for every pool that is whole now."""
+    """Adds the index keys [T, lanes, dI] of rows x to the cache; with pools, one key for every pool that is whole now."""
     i = here.config.index
     if i.pool == 1:
-        cache.index_keys = torch.cat([cache.index_keys, key])
+        cache.index_keys = torch.cat([cache.index_keys, key[:, 0]])
         return
     name = "self_attn.indexer.index_kpool_compress"
     gate = here("dsa.pool_gate", linear, x, weight=here.tensor(f"{name}_gate"))
+    gate = gate.unflatten(-1, (i.lanes, i.dim))
     keys, gates = (torch.cat([old, new]) for old, new in zip(cache.unpooled, (key, gate), strict=True))
-    whole = keys.shape[0] // i.pool * i.pool
-    cache.unpooled = keys[whole:], gates[whole:]
-    if whole:
-        by_pool = (t[:whole].unflatten(0, (-1, i.pool)) for t in (keys, gates))
-        pooled = here("dsa.pool_key", att.pool_key, next(by_pool), gates=next(by_pool), ape=here.tensor(f"{name}_ape"))
-        cache.index_keys = torch.cat([cache.index_keys, pooled])
+    previous = i.pool if i.overlap and len(cache.index_keys) else 0
+    whole = (len(keys) - previous) // i.pool * i.pool
+    if not whole:
+        cache.unpooled = keys, gates
+        return
+    left = previous + whole - (i.pool if i.overlap else 0)
+    cache.unpooled = keys[left:], gates[left:]
+    pooled = here(
+        "dsa.pool_key",
+        att.pool_key,
+        pool_members(keys, pool=i.pool, previous=previous, absent=0.0),
+        gates=pool_members(gates, pool=i.pool, previous=previous, absent=-torch.inf),
+        ape=here.tensor(f"{name}_ape"),
+    )
+    cache.index_keys = torch.cat([cache.index_keys, pooled])
 
 
 def _gather(rows: Tensor, selected: Tensor) -> Tensor:

@@ -126,15 +126,15 @@ def _mla(c: ModelConfig, layer: int) -> dict[str, Stored]:
         i = c.index
         table |= {
             "indexer.wq_b.weight": Stored((i.heads * i.dim, m.q_lora)),
-            "indexer.wk.weight": Stored((i.dim, d)),
-            "indexer.k_norm.weight": Stored((i.dim,)),
-            "indexer.k_norm.bias": Stored((i.dim,)),
+            "indexer.wk.weight": Stored((i.lanes * i.dim, d)),
+            "indexer.k_norm.weight": Stored((i.lanes * i.dim,)),
+            "indexer.k_norm.bias": Stored((i.lanes * i.dim,)),
             "indexer.weights_proj.weight": Stored((i.heads, d)),
         }
         if i.pool > 1:
             table |= {
-                "indexer.index_kpool_compress_ape": Stored((i.pool, i.dim)),
-                "indexer.index_kpool_compress_gate": Stored((i.dim, d)),
+                "indexer.index_kpool_compress_ape": Stored((i.lanes * i.pool, i.dim)),
+                "indexer.index_kpool_compress_gate": Stored((i.lanes * i.dim, d)),
             }
     if m.gate:
         table["g_proj.weight"] = Stored((m.heads * m.v, d))

@@ -133,7 +133,7 @@ class Caches:
         self.kv = {n: pool("kv", config.mla.kv_lora + config.mla.rope) for n, kind in kinds if kind != "kda"}
         indexed = [n for n, kind in kinds if kind == "dsa"]
         self.index = {n: pool("index", i.dim) for n in indexed}
-        self.pool = {n: pool("state", 2, i.pool - 1, i.dim) for n in indexed if i.pool > 1}
+        self.pool = {n: pool("state", 2, i.waiting, i.lanes * i.dim) for n in indexed if i.pool > 1}
         k = config.kda
         linear = [n for n, kind in kinds if kind == "kda"]
         self.conv = {n: pool("state", k.conv - 1, 3 * k.heads * k.dim) for n in linear}

@@ -24,8 +24,9 @@ def pick(step: Step, at: Here, layer: int, x: Tensor, latent_query: Tensor, p: I
     q = torch.cat((step.rotated(at, q[..., : i.rope], "index_query", i.rope_layout), q[..., i.rope :]), -1)
     weights = at("dsa.index_weights", x, weight=p.weights)
     key = at("dsa.index_key", x, weight=p.key, norm_weight=p.norm_weight, norm_bias=p.norm_bias, eps=i.key_norm_eps)
-    turned = step.rotated(at, key[:, : i.rope].unsqueeze(1), "index_key", i.rope_layout).squeeze(1)
-    key = torch.cat((turned, key[:, i.rope :]), -1)
+    key = key.view(x.shape[0], i.lanes, i.dim)
+    turned = step.rotated(at, key[..., : i.rope], "index_key", i.rope_layout)
+    key = torch.cat((turned, key[..., i.rope :]), -1).flatten(1)
     if pooled:
         _write_pools(step, at, layer, x, key, p)
         history, visible = step.pool_plan().history, step.pool_plan().visible
@@ -49,7 +50,8 @@ def pick(step: Step, at: Here, layer: int, x: Tensor, latent_query: Tensor, p: I
 
 
 def _write_pools(step: Step, at: Here, layer: int, x: Tensor, key: Tensor, p: Index) -> None:
-    """Writes a key for every pool that is whole now, and keeps `key` [rows, dI] and its gates of those that are not."""
+    """Writes a key for every pool that is whole now, and keeps `key` [rows, lanes * dI] and its gates of what later
+    pools need."""
     plan, batch, states = step.pool_plan(), step.batch, step.caches.pool[layer]
     gate = at("dsa.pool_gate", x, weight=p.pool_gate)
     waited = at("state.load", states, site="pool", row_map=batch.requests, slots=batch.load_slots)
@@ -59,7 +61,19 @@ def _write_pools(step: Step, at: Here, layer: int, x: Tensor, key: Tensor, p: In
     at("state.store", states, site="pool", row_map=batch.requests, value=waiting, slots=batch.store_slots)
     if not len(plan.closed):
         return
-    members, rows = plan.members, plan.closed
-    pooled = at("dsa.pool_key", keys[members], row_map=rows, gates=gates[members], ape=p.pool_place)
+    rows, overlap = plan.closed, step.config.index.overlap
+    of_pools = {"gates": _members(gates, plan.members, float("-inf"), overlap)}
+    pooled = at("dsa.pool_key", _members(keys, plan.members, 0.0, overlap), row_map=rows, ape=p.pool_place, **of_pools)
     slots = step.pool_slots()
     at("index.write", step.caches.index[layer], row_map=rows, value=pooled, slots=slots)
+
+
+def _members(rows: Tensor, members: Tensor, absent: float, overlap: bool) -> Tensor:
+    """The tokens of each pool, [closed, P, dI]; where pools overlap [closed, 2P, dI], the pool before in its first lane,
+    and `absent` values where there is none."""
+    found = rows[members]
+    if not overlap:
+        return found
+    found = found.masked_fill((members < 0).unsqueeze(-1), absent)
+    before, own = found.chunk(2, 1)
+    return torch.cat((before.chunk(2, -1)[0], own.chunk(2, -1)[1]), 1)

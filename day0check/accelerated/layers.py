@@ -78,7 +78,8 @@ class Step:
     def pool_plan(self) -> PoolPlan:
         """What the step does to the pools of index keys, worked out once a step."""
         if self.plan is None:
-            self.plan = plan_pools(self.batch, pool=self.config.index.pool, page=self.caches.index_page)
+            i = self.config.index
+            self.plan = plan_pools(self.batch, pool=i.pool, page=self.caches.index_page, overlap=i.overlap)
         return self.plan
 
     def pool_slots(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 Pool p of a request holds its positions p*P to p*P + P-1. A pool whose last token has not come is not whole: nobody sees
 it, and the keys and gates of its tokens wait in a state of the request, [2, P-1, dI], in the order of their positions.
+Where pools overlap, a key is made of the pool before as well, whose P tokens wait in front of the others.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from day0check.probe.rows import RowMap
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """The pools of one step, int64. "Both" are the rows that waited, [batch * (P-1)], followed by those of the step.
+    """The pools of one step, int64. "Both" are the rows that waited, [batch * W], followed by those of the step; W is
+    P-1, and 2P-1 where pools overlap.
 
-    `closed`: a row for each pool that becomes whole, by the position of its last token. `members` [closed, P] and
-    `waiting` [batch, P-1] are numbers of both, -1 for none. `history` [batch, n]: the pools of each request that are
-    whole after the step, padded to whole pages with -1. `visible` [rows]: how many pools a row sees.
+    `closed`: a row for each pool that becomes whole, by the position of its last token. `members` [closed, P], or
+    [closed, 2P] with those of the pool before in front, and `waiting` [batch, W] are numbers of both, -1 for none.
+    `history` [batch, n]: the pools of each request that are whole after the step, padded to whole pages with -1.
+    `visible` [rows]: how many pools a row sees.
     """
 
     closed: RowMap
@@ -33,20 +36,23 @@ class PoolPlan:
     visible: Tensor
 
 
-def plan_pools(batch: Batch, *, pool: int, page: int) -> PoolPlan:
+def plan_pools(batch: Batch, *, pool: int, page: int, overlap: bool = False) -> PoolPlan:
     """The plan of `batch` for pools of `pool` tokens, `page` of them on a page."""
+    reach = pool if overlap else 0  # tokens before a pool that are part of it
+    kept_rows = reach + pool - 1
     device, count = batch.ids.device, len(batch.parts)
-    places = torch.arange(pool)
-    first_row = count * (pool - 1)
+    places = torch.arange(-reach, pool)
+    first_row = count * kept_rows
     owner, number, members, waiting, whole = [], [], [], [], []
     for b, part in enumerate(batch.parts):
         start, end = part.start, part.start + len(part.tokens)
         kept = torch.arange(start // pool, end // pool + 1)  # the pools that the step touches, the last one unfinished
         positions = kept.unsqueeze(1) * pool + places
-        both = torch.where(positions < start, b * (pool - 1) + places, first_row + positions - start)
-        both = both.masked_fill(positions >= end, -1)
+        waited = b * kept_rows + positions - (start // pool * pool - reach)
+        both = torch.where(positions < start, waited, first_row + positions - start)
+        both = both.masked_fill((positions < 0) | (positions >= end), -1)
         members.append(both[:-1])
-        waiting.append(both[-1, : pool - 1])
+        waiting.append(both[-1, :kept_rows])
         owner += [b] * (len(kept) - 1)
         number += kept[:-1].tolist()
         whole.append(end // pool)

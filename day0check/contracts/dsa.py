@@ -46,12 +46,13 @@ CONTRACTS = (
     Contract(
         "dsa.pool_key",
         "compute",
-        "k-pool key: per channel, softmax over P tokens of (gate + ape) weighting the index keys",
+        "k-pool key: per channel, softmax over P tokens of (gate + ape) weighting the index keys; a gate of -inf leaves "
+        "its token out",
         (rows("keys", "pools P dI"), rows("gates", "pools P dI"), shared("ape", "P dI")),
         (Result("y", "pools dI", rows=""),),
         "reference.attention:pool_key",
         points=("out",),
-        hard_inputs=("plain",),
+        hard_inputs=("plain", "nothing_before"),
     ),
     Contract(
         "dsa.score",

@@ -86,7 +86,12 @@ def _index_key(d: Draw, name: str) -> Arguments:
 
 
 def _pool_key(d: Draw, name: str) -> Arguments:
-    return d.act(9, 4, 32), {"gates": d.act(9, 4, 32), "ape": d.act(4, 32)}
+    """`nothing_before`: pools that overlap, the first of which has nothing to overlap."""
+    if name == "plain":
+        return d.act(9, 4, 32), {"gates": d.act(9, 4, 32), "ape": d.act(4, 32)}
+    keys, gates = d.act(9, 8, 32), d.act(9, 8, 32)
+    keys[0, :4], gates[0, :4] = 0, -torch.inf
+    return keys, {"gates": gates, "ape": d.act(8, 32)}
 
 
 def _score(d: Draw, name: str) -> Arguments:

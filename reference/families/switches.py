@@ -18,7 +18,8 @@ def with_switches(config: ModelConfig, keys: Keys) -> ModelConfig:
     """The configuration with the switches of config.json's own part; the same where there is none.
 
     `mrope_section`: [temporal, height, width] numbers of channel pairs. `image_break_token_id`: ends each row of an
-    image. Raises CheckpointError for a switch that does not fit the model.
+    image. `index_kpool_overlap`: pools of index keys reach back over the pool before. Raises CheckpointError for a
+    switch that does not fit the model.
     """
     own = keys.part(PART, optional=True)
     if own is None:
@@ -32,7 +33,12 @@ def with_switches(config: ModelConfig, keys: Keys) -> ModelConfig:
         config = replace(config, rope=replace(config.rope, sections=tuple(sections)))
     row_break = own.integer("image_break_token_id", -1)
     _must(-1 <= row_break < config.vocab, own, f"image_break_token_id must be below {config.vocab}")
-    return replace(config, tokens=replace(config.tokens, row_break=row_break))
+    config = replace(config, tokens=replace(config.tokens, row_break=row_break))
+    if own.flag("index_kpool_overlap", False):
+        pools = config.index is not None and config.index.pool > 1
+        _must(pools, own, "index_kpool_overlap needs an index with pools")
+        config = replace(config, index=replace(config.index, overlap=True))
+    return config
 
 
 def _must(holds: bool, own: Keys, what: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_accelerated_variants import BASE, Seeded
+from test_accelerated_variants import BASE, INDEX, Seeded
 
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.ops import TABLE
@@ -29,6 +29,12 @@ def change(part, **fields):
 IN_ROWS = change(BASE.tokens, media_pad=PAD, row_break=BREAK)
 VARIANTS = {
     "three axes": change(BASE, rope=Rope("half", sections=(1, 2, 1)), tokens=IN_ROWS),
+    "overlapping pools": change(
+        BASE, layers=("dsa", "kda", "dsa_shared", "dsa"), index=change(INDEX, topk=12, pool=4, overlap=True)
+    ),
+    "overlapping pools, nothing rotated": change(
+        BASE, layers=("dsa", "mla"), index=change(INDEX, topk=9, pool=3, overlap=True, rope=0), rope=Rope("interleaved")
+    ),
 }
 
 
