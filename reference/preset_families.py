@@ -127,7 +127,7 @@ def deepseek_v32_fp8(name: str) -> JsonFiles:
 
 
 def glm_5(name: str) -> JsonFiles:
-    """No groups, no YaRN, heads whose value is wider than their key, every other indexer shared."""
+    """No groups, no YaRN, heads whose value is wider than their key, every other indexer shared, a draft layer."""
     own = {
         "n_group": 1,
         "topk_group": 1,
@@ -138,6 +138,7 @@ def glm_5(name: str) -> JsonFiles:
         "indexer_rope_interleave": True,
         "indexer_types": ["full", "full", "shared", "full", "shared"],
         "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+        "num_nextn_predict_layers": 1,
     }
     architecture = {"model_type": "glm_moe_dsa", "architectures": ["GlmMoeDsaForCausalLM"], "name": name}
     return _files({**architecture, **_DEEPSEEK, **_INDEXER, **own})

@@ -45,7 +45,7 @@ class PerToken:
         self.c, self.t = config, tensors
 
     def logits(self, tokens):
-        self.memory = [{"conv": [], "keys": [], "index": []} for _ in self.c.layers]
+        self.memory, self.hidden = [{"conv": [], "keys": [], "index": []} for _ in self.c.layers], []
         return np.stack([self.token(token, position) for position, token in enumerate(tokens)])
 
     def token(self, token, position):
@@ -61,7 +61,28 @@ class PerToken:
             h = rms(spine.mlp_input(layer), self.w("post_attention_layernorm.weight"), c.eps)
             spine.mlp_output(layer, self.moe(h) if c.is_moe(layer) else self.mlp(h, "mlp"))
         x = rms(spine.result(), self.t["norm.weight"], c.eps)
-        return self.t["embed_tokens.weight" if c.tied_head else "lm_head.weight"] @ x
+        self.hidden.append(x)
+        return self.head() @ x
+
+    def head(self):
+        return self.t["embed_tokens.weight" if self.c.tied_head else "lm_head.weight"]
+
+    def drafts(self, tokens):
+        """What the draft layer says after each token but the last: it reads the model's own row and the next token."""
+        self.logits(tokens)
+        c, memory, said = self.c, {"keys": [], "index": []}, []
+        layer = len(c.layers)
+        self.prefix = f"layers.{layer}."
+        for position, following in enumerate(tokens[1:]):
+            embedded = rms(self.t["embed_tokens.weight"][following], self.w("enorm.weight"), c.eps)
+            own = rms(self.hidden[position], self.w("hnorm.weight"), c.eps)
+            x = self.w("eh_proj.weight") @ np.concatenate([embedded, own])
+            h = rms(x, self.w("input_layernorm.weight"), c.eps)
+            x = x + self.latent_attention(h, position, memory, c.draft.kind)
+            h = rms(x, self.w("post_attention_layernorm.weight"), c.eps)
+            x = x + (self.moe(h) if c.is_moe(layer) else self.mlp(h, "mlp"))
+            said.append(self.head() @ rms(x, self.w("shared_head.norm.weight"), c.eps))
+        return np.stack(said)
 
     def w(self, name):
         return self.t[self.prefix + name]
