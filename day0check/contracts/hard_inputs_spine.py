@@ -129,7 +129,16 @@ def _sample(d: Draw, name: str) -> Arguments:
     }
 
 
-_LINEAR = ("mla.query", "mla.latent", "mla.gate", "dsa.index_query", "kda.project", "moe.down", "moe.up")
+_LINEAR = (
+    "mla.query",
+    "mla.latent",
+    "mla.gate",
+    "dsa.index_query",
+    "kda.project",
+    "moe.down",
+    "moe.up",
+    "draft.project",
+)
 
 GENERATORS: dict[str, Generator] = {
     **dict.fromkeys((*_LINEAR, "vision.qkv", "vision.output"), linear),

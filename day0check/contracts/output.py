@@ -3,6 +3,7 @@
 from day0check.contracts.contract import Contract, Result, linear, rows
 
 CONTRACTS = (
+    linear("draft.project", "draft layer: normed embedding of the next token beside the normed hidden row, as one row"),
     linear("head.logits", "logits, float32", dtype="float32", net=True),
     Contract(
         "sample.token",

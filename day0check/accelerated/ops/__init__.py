@@ -109,6 +109,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     "moe.combine": experts.combine,
     "moe.up": linear,
     "moe.shared": spine.mlp,
+    "draft.project": linear,
     "head.logits": sampling.logits,
     "sample.token": sampling.sample,
     "comm.all_reduce": comm.all_reduce,
@@ -179,6 +180,7 @@ WEIGHTS: dict[str, tuple[str, ...]] = {
     "moe.experts": ("w1", "w3", "w2", "w1_scale", "w3_scale", "w2_scale"),
     "moe.up": _LINEAR,
     "moe.shared": _MLP,
+    "draft.project": _LINEAR,
     "head.logits": _LINEAR,
 }
 
