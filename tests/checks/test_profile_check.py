@@ -1,0 +1,66 @@
+"""The claimed profile against the tightest one that everything judged fits."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from day0check.checks import profile
+from day0check.checks.evidence import Evidence
+from day0check.contracts import CONTRACTS
+from day0check.contracts.profiles import PLAIN_ROWS, PROFILES, fitting_form, tightest_profile
+from day0check.types import Measure, RunCase
+
+CASE = RunCase("text/x", ())
+
+
+def measure(operator: str, **statistics: float) -> Measure:
+    tap = f"layers.01.{operator}"
+    return Measure(tap, operator, "compute", "prefill", 1, 7, 4, 8, True, {"whole": 0.7, **statistics}, {"whole": 1.1})
+
+
+def evidence(name: str, *measures: Measure) -> Evidence:
+    return Evidence(CASE, None, name, {"status": "finished"}, measures)
+
+
+def test_a_claim_that_everything_undercuts_is_told_with_the_profile_to_claim():
+    """Catches a loose claim that stays in silence, and one misfit that is lost among fits."""
+    norm, mlp = measure("norm.rms", misfit_fused=0.0), measure("mlp.dense", misfit_fused=0.0)
+    answer = profile.judge_run([evidence("eager-bf16", norm), evidence("eager-bf16", mlp)])
+    assert (answer.outcome.status, answer.findings[0].severity) == ("passed", "note")
+    assert "fits profile bf16" in answer.findings[0].message
+    misfit = replace(norm, tap="layers.02.norm.rms", statistics={"misfit_fused": 1.0})
+    assert profile.judge_run([evidence("eager-bf16", norm, mlp, misfit)]) is None
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp32"])
+def test_the_tightest_claim_of_its_type_gives_no_answer(name):
+    assert (
+        profile.judge_run([evidence(name, measure("norm.rms"), measure("mla.attention", misfit_float32_p=0.0))]) is None
+    )
+
+
+def test_quantised_rows_are_needed_until_plain_rows_fit():
+    """Catches bf16 proposed to a candidate whose codes were judged as they are."""
+    fp8 = PROFILES["fp8-activations"]
+    assert tightest_profile(fp8, {"mla.query": "", "norm.rms": "fused"}).name == "fp8-activations"
+    assert tightest_profile(fp8, {"mla.query": PLAIN_ROWS, "norm.rms": "fused"}).name == "bf16"
+
+
+@given(st.sampled_from(sorted(PROFILES)), st.data())
+@settings(max_examples=40, deadline=None)
+def test_the_tightest_profile_is_never_looser_than_the_claim(name, data):
+    """Catches a proposal that rounds where the found forms do, and at more points than the claim."""
+    claimed = PROFILES[name]
+    operators = data.draw(st.lists(st.sampled_from(sorted(o for o, c in CONTRACTS.items() if c.forms)), unique=True))
+    fits = {o: data.draw(st.sampled_from([f.name for f in CONTRACTS[o].forms])) for o in operators}
+    found = tightest_profile(claimed, fits)
+    assert found.act_dtype == claimed.act_dtype
+    assert found.name == claimed.name or sum(map(len, found.points.values())) <= sum(map(len, claimed.points.values()))
+
+
+def test_the_tightest_fitting_form_is_the_first_that_was_tried():
+    assert fitting_form("eager", {"misfit_float32_p": 1.0, "misfit_flash": 0.0, "whole": 0.4}) == "flash"
+    assert fitting_form("eager", {"misfit_float32_p": 1.0, "misfit_flash": 1.0}) == "eager"
+    assert fitting_form("", {}) == ""
