@@ -273,7 +273,7 @@ def _choose_keys(
 
 
 def _remember_keys(here: Here, x: Tensor, key: Tensor, cache: LatentCache) -> None:
-    """Adds the index keys [T, lanes, dI] of rows x to the cache; with pools, one key for every pool that is whole now."""
+    """Adds the index keys [T, lanes, dI] of rows x to the cache; with pools, one key for each that is whole now."""
     i = here.config.index
     if i.pool == 1:
         cache.index_keys = torch.cat([cache.index_keys, key[:, 0]])

@@ -69,8 +69,8 @@ def _write_pools(step: Step, at: Here, layer: int, x: Tensor, key: Tensor, p: In
 
 
 def _members(rows: Tensor, members: Tensor, absent: float, overlap: bool) -> Tensor:
-    """The tokens of each pool, [closed, P, dI]; where pools overlap [closed, 2P, dI], the pool before in its first lane,
-    and `absent` values where there is none."""
+    """The tokens of each pool, [closed, P, dI]; where pools overlap [closed, 2P, dI], the tokens of the pool before by
+    their first lane, and `absent` values where there is none."""
     found = rows[members]
     if not overlap:
         return found

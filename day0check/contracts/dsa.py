@@ -46,8 +46,8 @@ CONTRACTS = (
     Contract(
         "dsa.pool_key",
         "compute",
-        "k-pool key: per channel, softmax over P tokens of (gate + ape) weighting the index keys; a gate of -inf leaves "
-        "its token out",
+        "k-pool key: per channel, softmax over P tokens of (gate + ape) weighting the index keys; "
+        "a gate of -inf leaves its token out",
         (rows("keys", "pools P dI"), rows("gates", "pools P dI"), shared("ape", "P dI")),
         (Result("y", "pools dI", rows=""),),
         "reference.attention:pool_key",

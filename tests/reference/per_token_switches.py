@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import per_token_model
-from per_token_model import PerToken
+from per_token_model import PerToken, softmax
 
 
 def rotate_by(x, three, layout, config):
@@ -38,3 +38,40 @@ class Switched(PerToken):
             return super().logits(tokens)
         finally:
             per_token_model.rotate = plain
+
+    # ----------------------------------------------------------------------------------------------------------- index
+
+    def choose(self, x, latent, position, memory):
+        """The pools of the best keys and the tokens behind the last whole pool; without pools as ever."""
+        i = self.c.index
+        if i.pool == 1:
+            return super().choose(x, latent, position, memory)
+        at = "self_attn.indexer"
+        key = self.w(f"{at}.wk.weight") @ x
+        key = (key - key.mean()) / np.sqrt(key.var() + i.key_norm_eps)
+        key = key * self.w(f"{at}.k_norm.weight") + self.w(f"{at}.k_norm.bias")
+        memory["index"].append((key, self.w(f"{at}.index_kpool_compress_gate") @ x))
+        q = (self.w(f"{at}.wq_b.weight") @ latent).reshape(i.heads, i.dim)
+        weights = self.w(f"{at}.weights_proj.weight") @ x * i.heads**-0.5
+        whole = (position + 1) // i.pool
+        scores = []
+        for number in range(whole):
+            pooled = self.pooled(memory["index"], number)
+            scores.append(sum(weights[h] * i.dim**-0.5 * max(0.0, q[h] @ pooled) for h in range(i.heads)))
+        best = sorted(range(whole), key=lambda s: (-scores[s], s))[: i.topk // i.pool]
+        chosen = [pool * i.pool + j for pool in best for j in range(i.pool)]
+        return chosen + list(range(whole * i.pool, position + 1))
+
+    def pooled(self, rows, number):
+        """Key of one pool, channel by channel: (place in the softmax, lane) of every token that is in it."""
+        i = self.c.index
+        ape = self.w("self_attn.indexer.index_kpool_compress_ape")
+        tokens = [(number * i.pool + j, i.lanes - 1, (i.lanes - 1) * i.pool + j) for j in range(i.pool)]
+        if i.overlap and number:
+            tokens += [((number - 1) * i.pool + j, 0, j) for j in range(i.pool)]
+        made = np.zeros(i.dim)
+        for channel in range(i.dim):
+            gates = [rows[t][1][lane * i.dim + channel] + ape[place, channel] for t, lane, place in tokens]
+            keys = [rows[t][0][lane * i.dim + channel] for t, lane, _ in tokens]
+            made[channel] = softmax(np.array(gates)) @ np.array(keys)
+        return made

@@ -15,6 +15,7 @@ from reference.config import Rope
 from reference.errors import CheckpointError
 from reference.families import read_config
 from reference.model import Model
+from reference.pooling import pool_members
 from reference.presets import preset
 from reference.rope import apply_rope, rope_positions
 from reference.tokenizer import chat_turn
@@ -105,6 +106,38 @@ def test_the_model_with_three_axes_against_the_derivation():
     assert float(same.abs().max()) < 1e-12  # text turns as it always did
 
 
+# --------------------------------------------------------------------------------------------------------- pools
+
+
+POOLED = replace(small().index, rope=0, rope_layout="none", pool=3, topk=6)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_model_with_pools_against_the_derivation(overlap):
+    """Catches a lane taken from the wrong pool, a first pool that overlaps something, a pool before that is forgotten
+    between two steps, and gates without their place."""
+    config = small(index=replace(POOLED, overlap=overlap), layers=("dsa", "kda", "dsa_shared", "dsa"))
+    against_the_derivation(config, [*TOKENS, *range(40, 49)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(pool=st.integers(1, 4), tokens=st.integers(0, 17), begun=st.booleans())
+def test_members_of_pools_that_overlap(pool, tokens, begun):
+    """Catches a token in the wrong place of a pool, and a pool before the first one that is not absent: every row
+    carries its own position and lane."""
+    previous = pool if begun else 0
+    rows = torch.arange(previous + tokens)[:, None, None] * 10 + torch.tensor([0, 1])[:, None]
+    found = pool_members(rows, pool=pool, previous=previous, absent=-7)
+    assert found.shape == (tokens // pool, 2 * pool, 1)
+    for number, members in enumerate(found.flatten(1).tolist()):
+        first = previous + number * pool
+        before = [10 * t if t >= 0 else -7 for t in range(first - pool, first)]
+        assert members == before + [10 * t + 1 for t in range(first, first + pool)]
+
+
+# ------------------------------------------------------------------------------------------------------ configuration
+
+
 def test_a_turn_writes_its_images_in_rows():
     """Catches a break left out after the last row, or one that takes the place of a pad."""
     config = preset("fault-vl").config()
@@ -119,6 +152,7 @@ def test_a_turn_writes_its_images_in_rows():
         ({"mrope_section": [2, 3, 4]}, "must add up"),
         ({"mrope_section": [4, 4]}, "must be 3 numbers"),
         ({"image_break_token_id": 5000}, "must be below"),
+        ({"index_kpool_overlap": True}, "needs an index with pools"),
         ({"image_break_token_id": "x"}, "must be int"),
     ],
 )

@@ -10,13 +10,13 @@ ENTRY = Entry(
     source="GDzhu01/vllm-ascend-deepseekv4 issue 76",
     visible="as soon as the first window closes",
     expected=Address("dsa.pool_key", 3, "prefill"),
-    model="tiny-glm-5.3",
+    model="fault-pools",
     case="pools",
 )
 
 
 @day0check.operator.wrap("dsa.pool_key", phase="prefill")
-def pool_key(inner, keys, **kwargs):
-    keys = keys.clone()
-    keys[-1, -1] = 0
-    return inner(keys, **kwargs)
+def pool_key(inner, keys, *, gates, ape):
+    keys, gates = keys.clone(), gates.clone()
+    keys[-1, -1] = gates[-1, -1] = 0
+    return inner(keys, gates=gates, ape=ape)
