@@ -24,14 +24,15 @@ PARTS = ("parameters", "wire", "tools", "interference", "speed")
 FAULTS_IN_A_ROW = 3  # after so many requests without an answer the endpoint is left alone
 FAULTY = ("refused", "stalled", "late", "dropped")
 SETTLE_S = 5.0
-PLAIN_TOKENS, FOLLOWED_TOKENS, TOGETHER_TOKENS, CANCEL_TOKENS = 16, 24, 24, 48
+PLAIN_TOKENS = 16
 TOKEN_IDS = (65, 98, 99, 66, 100, 101, 67, 102, 103, 68, 104, 105, 69)  # in the vocabulary of any model
 
 
 @dataclass(frozen=True)
 class Wish:
     """What to ask: `model` None takes the endpoint's first; `together` prompts are sent alone and at once; `followed`:
-    prompts of token ids for the reference; `ends`: tokens that end an answer, as the model's files say."""
+    prompts of token ids for the reference; `tokens`: of each answer that is compared; `ends`: tokens that end an
+    answer, as the model's files say."""
 
     model: str | None = None
     parts: tuple[str, ...] = PARTS
@@ -39,6 +40,7 @@ class Wish:
     together: int = 8
     words: int = 16
     followed: tuple[tuple[int, ...], ...] = ()
+    tokens: int = 24
     ends: tuple[int, ...] = ()
 
 
@@ -70,9 +72,10 @@ class Asker:
             raise GivenUp(f"{self._faults} requests in a row got no answer ({exchange.reply.fault})")
         return exchange
 
-    async def at_once(self, jobs: dict[str, Any]) -> None:
+    async def at_once(self, jobs: dict[str, Any], *, path: str | None = None) -> None:
         """Sends all labelled bodies at the same time; gives up only when none was answered."""
-        given = await asyncio.gather(*(self.client.ask(label, self.dialect.path, body) for label, body in jobs.items()))
+        path = path or self.dialect.path
+        given = await asyncio.gather(*(self.client.ask(label, path, body) for label, body in jobs.items()))
         sent = [e for e in given if e.reply.fault != "unsent"]
         self.exchanges += sent
         if len(sent) < len(given):
@@ -234,7 +237,7 @@ async def _images(asker: Asker) -> None:
 
 async def follow(asker: Asker) -> None:
     """Greedy answers to prompts of token ids, with the ids of the answers in either way that endpoints know."""
-    common = {"model": asker.dialect.model, "temperature": 0, "max_tokens": FOLLOWED_TOKENS, "logprobs": 2}
+    common = {"model": asker.dialect.model, "temperature": 0, "max_tokens": asker.wish.tokens, "logprobs": 2}
     for i, ids in enumerate(asker.wish.followed):
         body = common | {"prompt": list(ids)}
         answer = await asker(f"follow/{i}", body | {"return_token_ids": True}, path=COMPLETIONS)
@@ -271,7 +274,7 @@ async def interference(asker: Asker) -> None:
 def _with_canary(asker: Asker, number: int) -> dict[str, Any]:
     seed = asker.wish.seed
     prompt = f"{unique(30 + number, seed=seed, words=asker.wish.words)} The password is {canary(number, seed=seed)}."
-    return asks.ask(asker.dialect, prompt, max_tokens=TOGETHER_TOKENS)
+    return asks.ask(asker.dialect, prompt, max_tokens=asker.wish.tokens)
 
 
 def _other_options(body: dict[str, Any], dialect: Dialect, number: int) -> dict[str, Any]:
@@ -289,7 +292,7 @@ async def _cancel(asker: Asker, bodies: list[dict[str, Any]]) -> None:
     usage: float | None = None
     for again in range(2):
         jobs = {
-            f"cancel/{again}{j}": body | {"stream": True, "max_tokens": CANCEL_TOKENS}
+            f"cancel/{again}{j}": body | {"stream": True, "max_tokens": 2 * asker.wish.tokens}
             for j, body in enumerate(bodies[:4])
         }
         left = await asyncio.gather(
