@@ -6,6 +6,7 @@ headers of all safetensors files and, only when asked, the scales of quantised w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,8 @@ from reference.names import canonical_name
 from reference.tensors import with_stored_draft
 from reference.weights import INDEX, SINGLE, read_header, read_json
 
+BLOCK_ELEMENTS = 1 << 22  # of a tensor of scales that are in memory at once
+
 Header = dict[str, tuple[str, tuple[int, ...]]]  # stored name -> dtype as safetensors spells it, shape
 
 
@@ -31,7 +34,7 @@ Header = dict[str, tuple[str, tuple[int, ...]]]  # stored name -> dtype as safet
 class Inventory:
     """`index`: stored name -> file as the index says, or as the single file holds. `headers`: every safetensors file
     of the directory that can be read, the unlisted ones too. `missing`: files that the index names and that are not
-    there. `damaged`: file -> why its header cannot be believed."""
+    there. `damaged`: file -> why its header cannot be believed. `stated_bytes`: the index's `metadata.total_size`."""
 
     directory: Path
     config: ModelConfig
@@ -41,6 +44,7 @@ class Inventory:
     headers: dict[str, Header]
     missing: tuple[str, ...] = ()
     damaged: dict[str, str] = field(default_factory=dict)
+    stated_bytes: int | None = None
 
     @property
     def listed(self) -> frozenset[str]:
@@ -88,7 +92,14 @@ def take_inventory(model_dir: str | Path) -> Inventory:
     index = _index(directory, headers, damaged)
     missing = sorted(file for file in set(index.values()) if file not in headers and file not in damaged)
     config = with_stored_draft(config, map(canonical_name, index))
-    return Inventory(directory, config, config_json, unknown, index, headers, tuple(missing), damaged)
+    stated = _stated_bytes(directory)
+    return Inventory(directory, config, config_json, unknown, index, headers, tuple(missing), damaged, stated)
+
+
+def _stated_bytes(directory: Path) -> int | None:
+    metadata = read_json(directory / INDEX, optional=True).get("metadata")
+    found = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return int(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
 
 
 def _index(directory: Path, headers: dict[str, Header], damaged: dict[str, str]) -> dict[str, str]:
@@ -116,9 +127,15 @@ def declared_quantisation(config_json: dict[str, Any]) -> str:
     return ""
 
 
+def declared_draft_layers(config_json: dict[str, Any]) -> int:
+    """How many layers that draft tokens config.json, or its text_config, declares."""
+    parts = (config_json, config_json.get("text_config") or {})
+    return max((n for part in parts if isinstance(n := part.get("num_nextn_predict_layers"), int)), default=0)
+
+
 def broken_scales(inventory: Inventory, stored: set[str]) -> Iterator[tuple[str, str, str]]:
     """(stored name, file, what) of every tensor of scales among `stored` with a value that is no scale: E8M0 byte 255
-    (NaN), or a float that is not finite and above zero. Reads those tensors, one at a time."""
+    (NaN), or a float that is not finite and above zero. Reads those tensors in blocks, one at a time."""
     by_file: dict[str, list[str]] = {}
     for name, (file, _, _) in inventory.sound.items():
         if name in stored:
@@ -127,17 +144,25 @@ def broken_scales(inventory: Inventory, stored: set[str]) -> Iterator[tuple[str,
         try:
             with safe_open(str(inventory.directory / file), framework="pt", device="cpu") as opened:
                 for name in sorted(names):
-                    what = _broken(opened.get_tensor(name))
+                    what = _broken_in(opened.get_slice(name))
                     if what:
                         yield name, file, what
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"cannot be read: {error}", where=str(inventory.directory / file)) from error
 
 
-def _broken(scales: torch.Tensor) -> str:
-    bad = scales == E8M0_NAN if scales.dtype == torch.uint8 else ~(torch.isfinite(scales) & (scales > 0))
-    if not bool(bad.any()):
-        return ""
-    first = tuple(torch.nonzero(bad)[0].tolist())
-    what = "E8M0 byte 255, which is NaN" if scales.dtype == torch.uint8 else f"scale {float(scales[first])}"
-    return f"{what}, at {list(first)}, {int(bad.sum())} of {scales.numel()} in all"
+def _broken_in(scales: Any) -> str:
+    """What is wrong with a slice of scales, read in blocks of rows of at most `BLOCK_ELEMENTS`; "" when nothing is."""
+    shape = scales.get_shape()
+    rows = max(1, BLOCK_ELEMENTS // max(1, math.prod(shape[1:])))
+    count, first = 0, ""
+    for begin in range(0, shape[0], rows) if shape else (None,):
+        block = scales[:] if begin is None else scales[begin : begin + rows]
+        bad = block == E8M0_NAN if block.dtype == torch.uint8 else ~(torch.isfinite(block) & (block > 0))
+        count += int(bad.sum())
+        if not first and bool(bad.any()):
+            place = torch.nonzero(bad)[0].tolist()
+            value = float(block[tuple(place)])
+            what = "E8M0 byte 255, which is NaN" if block.dtype == torch.uint8 else f"scale {value}"
+            first = f"{what}, at {[place[0] + (begin or 0), *place[1:]] if place else []}"
+    return f"{first}, {count} of {math.prod(shape)} in all" if first else ""

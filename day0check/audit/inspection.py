@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from day0check.audit.draft import audit_draft
+from day0check.audit.exempt import audit_exempt, audit_total_size
 from day0check.audit.fault import Fault, told
 from day0check.audit.table import audit_table
 from day0check.errors import InputError
@@ -52,6 +54,7 @@ def inspect(model_dir: str | Path) -> Audited:
     try:
         inventory = take_inventory(model_dir)
         faults = [*_files(inventory), *_names(inventory), *audit_table(inventory), *_head(inventory)]
+        faults += [*audit_draft(inventory), *audit_exempt(inventory), *audit_total_size(inventory)]
         faults += [*_scales(inventory), *_keys(inventory)]
     except CheckpointError as cause:
         raise InputError(cause.what, where=cause.where, todo=cause.todo) from cause

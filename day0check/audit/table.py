@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from day0check.audit.draft import is_draft_copy
 from day0check.audit.fault import Fault
-from reference.inventory import Inventory, declared_quantisation
+from reference.inventory import Inventory, declared_draft_layers, declared_quantisation
 from reference.names import stored_name
 from reference.tensors import Stored, expected_tensors
 from reference.weights import BLOCK_FP8, PLAIN, SCALES, block_scales_shape, fits
@@ -46,7 +47,9 @@ def audit_table(inventory: Inventory) -> Iterator[Fault]:
             spelled = _spelled(name, inventory)
             yield Fault("never written", spelled, f"{spelled} is in no shard: the parameter would never be written")
     for name, found in lying.items():
-        if name not in table and name not in excused and not _scales_of_block_fp8(name, lying):
+        if name in table or name in excused or is_draft_copy(name, inventory):
+            continue
+        if not _scales_of_block_fp8(name, lying):
             yield _unconsumed(name, found, inventory)
 
 
@@ -106,7 +109,8 @@ def _unconsumed(name: str, found: Lying, inventory: Inventory) -> Fault:
     at, files = f"{found.stored} in {found.file}", (found.file,)
     layer = re.match(r"layers\.(\d+)\.", name)
     count = len(inventory.config.layers)
-    if layer and count <= int(layer[1]) < count + _draft_layers(inventory):
+    drafting = declared_draft_layers(inventory.config_json) if inventory.config.draft is None else 0
+    if layer and count <= int(layer[1]) < count + drafting:
         what = f"{at} belongs to a layer that drafts tokens: the model's own tokens do not depend on it"
         return Fault("draft layer", found.stored, what, files, "note", group="")
     if name.endswith("rotary_emb.inv_freq"):
@@ -116,11 +120,6 @@ def _unconsumed(name: str, found: Lying, inventory: Inventory) -> Fault:
         return Fault("cache scale never consumed", found.stored, what, files)
     what = f"{at} is a tensor that the configured model has no use for: it would never be consumed"
     return Fault("never consumed", found.stored, what, files)
-
-
-def _draft_layers(inventory: Inventory) -> int:
-    parts = (inventory.config_json, inventory.config_json.get("text_config") or {})
-    return max((n for part in parts if isinstance(n := part.get("num_nextn_predict_layers"), int)), default=0)
 
 
 # ---------------------------------------------------------------------------------------------------- quantisation

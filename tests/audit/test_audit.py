@@ -1,5 +1,6 @@
 """The audit of a checkpoint: every fault that a loader can swallow is found, named, and nothing else is."""
 
+import copy
 import json
 import shutil
 import struct
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from day0check.audit import audit, inspect
+from day0check.audit.exempt import _rule
 from day0check.errors import InputError
 from reference.presets import preset_dir, preset_names
+from reference.published import published
 from reference.weights import INDEX, SINGLE
 
 PREFIX = "language_model.model."
@@ -152,10 +155,10 @@ def test_a_parameter_that_is_never_written(tmp_path):
     """Catches S-61 from the side of the files: the indexer of a layer whose selection is its own is not there."""
     edited = Edited("tiny-glm-5", tmp_path / "m")
     names = [name for name in edited.index if name.endswith("indexer.wk.weight")]
-    assert len(names) == 3
+    assert len(names) == 4  # one of the draft layer
     for name in names:
         edited.drop(name)
-    only(audit(edited.directory), "never written", min(names), "the same of 2 more", count=3)
+    only(audit(edited.directory), "never written", min(names), "the same of 3 more", count=4)
 
 
 def test_a_tensor_that_is_never_consumed(tmp_path):
@@ -178,15 +181,44 @@ def test_calibrated_cache_scales(tiny):
 
 
 def test_draft_layers_and_rotary_buffers_are_no_blockers(tmp_path):
-    """Catches a false alarm on a release with a layer that drafts (DeepSeek-V3.2 has one), and a stray layer beyond."""
+    """Catches a false alarm on a release with layers that draft, and a stray layer beyond those that are declared."""
     edited = Edited("tiny-deepseek-v3.2", tmp_path / "m")
     edited.put("model.layers.5.eh_proj.weight", torch.ones(128, 256, dtype=torch.bfloat16))
     edited.put("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(8))
     assert {f.severity for f in audit(edited.directory)} == {"blocker", "note"}
-    edited.config(lambda c: c.update(num_nextn_predict_layers=1))
-    assert {f.severity for f in audit(edited.directory)} == {"note"}
-    edited.put("model.layers.6.eh_proj.weight", torch.ones(128, 256, dtype=torch.bfloat16))
+    edited.config(lambda c: c.update(num_nextn_predict_layers=2))
+    assert {f.severity for f in audit(edited.directory)} == {"warning", "note"}  # two of them have no reader
+    edited.put("model.layers.7.eh_proj.weight", torch.ones(128, 256, dtype=torch.bfloat16))
     assert audit(edited.directory)[0].severity == "blocker"
+
+
+def test_a_draft_layer_of_which_a_part_is_gone(tmp_path):
+    """Catches a draft layer that is loaded with a parameter that was never written, or with one of another shape."""
+    edited = Edited("tiny-glm-5", tmp_path / "m")
+    projection = edited.read("model.layers.5.eh_proj.weight")
+    edited.drop("model.layers.5.eh_proj.weight")
+    only(audit(edited.directory), "never written", "model.layers.5.eh_proj.weight")
+    edited.put("model.layers.5.eh_proj.weight", projection[:, :128].contiguous())
+    only(audit(edited.directory), "shape", "model.layers.5.eh_proj.weight", "[128, 256]")
+
+
+def test_a_draft_layer_that_is_left_out(tmp_path):
+    """Catches a blocker on the many checkpoints that keep the key and drop the layer, and silence about it."""
+    edited = Edited("tiny-glm-5", tmp_path / "m")
+    for name in [n for n in edited.index if n.startswith("model.layers.5.")]:
+        edited.drop(name)
+    only(audit(edited.directory), "draft layer left out", "layers.5", severity="note")
+
+
+def test_what_a_draft_layer_stores_again(tmp_path):
+    """Catches a false alarm on DeepSeek's copies of embedding and head, and a copy that is another tensor."""
+    edited = Edited("tiny-glm-5", tmp_path / "m")
+    name = "model.layers.5.shared_head.head.weight"
+    edited.put(name, edited.read("lm_head.weight"))
+    edited.put("model.layers.5.embed_tokens.weight", edited.read("model.embed_tokens.weight"))
+    assert audit(edited.directory) == ()
+    edited.put(name, edited.read("lm_head.weight") * 2)
+    only(audit(edited.directory), "draft copy differs", name, "lm_head.weight", severity="warning")
 
 
 @pytest.mark.parametrize(
@@ -262,6 +294,59 @@ def test_quantisation_declared_against_present(tmp_path):
     packed = Edited("tiny", tmp_path / "c")
     packed.config(lambda c: c["text_config"].pop("quantization_config"))
     only(audit(packed.directory), "quantised, undeclared", "mxfp4")
+
+
+def test_lists_of_what_is_not_quantised(tmp_path):
+    """Catches codes of a module that config.json exempts, and, as a note, linears that the list forgets, as Kimi K3's
+    forgets those around its expert latent: no alarm may come of them."""
+    edited = Edited("tiny-kimi-k3", tmp_path / "m")
+    kimi = copy.deepcopy(published("kimi-k3").config_json["text_config"]["quantization_config"])
+    edited.config(lambda c: c["text_config"].update(quantization_config=kimi))
+    finding = only(audit(edited.directory), "plain though not exempt", "whoever follows", severity="note", count=43)
+    assert not any("self_attn.q_proj" in t or "shared_experts" in t for t in finding.evidence["tensors"])
+    kimi["ignore"].append("layers.2.block_sparse_moe.experts")
+    edited.config(lambda c: c["text_config"].update(quantization_config=kimi))
+    findings = audit(edited.directory)
+    assert [f.evidence["pattern"] for f in findings] == ["quantised though exempt", "plain though not exempt"]
+    assert {f.severity for f in findings} == {"warning", "note"}
+    assert findings[0].evidence["count"] == 48
+
+
+@pytest.mark.parametrize(
+    ("entry", "module", "exempt"),
+    [
+        ("lm_head", "lm_head", True),
+        ("model.layers.*.self_attn", "model.layers.12.self_attn.q_proj", True),
+        ("model.layers.*.self_attn", "model.layers.12.mlp.gate", False),
+        ("model.layers.1", "model.layers.12.mlp.gate", False),
+        ("re:.*self_attn.*", "language_model.model.layers.0.self_attn.q_proj", True),
+        ("re:layers", "model.layers.0.mlp", False),
+        ("re:(", "model.layers.0.mlp", False),
+    ],
+)
+def test_entries_of_such_lists(entry, module, exempt):
+    """Catches a prefix that exempts layer 12 with layer 1, and an expression that is searched anywhere."""
+    assert (_rule(entry).search(module) is not None) == exempt
+
+
+@pytest.mark.parametrize(("more", "pattern", "severity"), [(8, "fewer bytes", "warning"), (-8, "more bytes", "note")])
+def test_the_size_that_the_index_states(tiny, more, pattern, severity):
+    """Catches an index of another state of the files: a tensor was taken out, or put in, and the total left."""
+    data = json.loads((tiny.directory / INDEX).read_text())
+    data["metadata"]["total_size"] += more
+    (tiny.directory / INDEX).write_text(json.dumps(data))
+    only(audit(tiny.directory), f"{pattern} than stated", str(data["metadata"]["total_size"]), severity=severity)
+
+
+def test_scales_are_read_in_blocks(tmp_path, monkeypatch):
+    """Catches a place that is counted from the begin of its block, and a block of rows that is passed over."""
+    monkeypatch.setattr("reference.inventory.BLOCK_ELEMENTS", 40)
+    edited = Edited("tiny", tmp_path / "m")
+    scales = edited.read(SCALE)
+    width = scales.shape[1]
+    scales[17, 1] = scales[63, 0] = scales[63, width - 1] = 255
+    edited.put(SCALE, scales)
+    only(audit(edited.directory), "scale is no number", SCALE, "[17, 1]", f"3 of {scales.numel()}")
 
 
 def test_an_untied_head_without_weights(tiny):
