@@ -1,4 +1,4 @@
-"""FP8 activations with scales rounded to bfloat16: the largest value of a block may lie just above 448 and saturates."""
+"""FP8 activations with scales rounded to bfloat16: the largest value of a block may lie a little above 448."""
 
 import torch
 
