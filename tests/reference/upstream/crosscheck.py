@@ -132,13 +132,16 @@ def saved_by_upstream(family: str, directory: Path, *, seed: int, dtype: torch.d
 
 
 def written_here(family: str, directory: Path, *, dtype: torch.dtype) -> Pair:
-    """A directory of ours, loaded by transformers. Raises AssertionError when names are left over on either side."""
+    """A directory of ours, loaded by transformers. Raises AssertionError when names are left over on either side, but
+    for those of a draft layer, which upstream leaves out by the number that its release has (`test_drafts`)."""
     _, model_class = FAMILIES[family]
     model, info = model_class().from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
+    draft = f"model.layers.{len(Checkpoint(directory).config.layers)}."
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        assert not info[what], (what, info[what])
+        left = {name for name in info[what] if not str(name).startswith(draft)}
+        assert not left, (what, left)
     return _pair(model, directory, dtype)
 
 
