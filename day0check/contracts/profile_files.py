@@ -6,21 +6,25 @@ base = "bf16"                      # a built-in profile: the activation type, an
 "norm.rms" = "cast_first"          # a form of the operator's contract
 [points."mla.attention"]           # or point by point; "float32" is not rounded
 p = "float8_e4m3fn"
+[inputs]
+"mla.query" = "float8_e4m3fn/128"  # rows quantised before or inside the operator; "plain": not
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from day0check.contracts import CONTRACTS
 from day0check.contracts.contract import Contract
-from day0check.contracts.profiles import PROFILES, Profile, with_form
+from day0check.contracts.profiles import FP8_INPUTS, PROFILES, ROW_FORMATS, Profile, with_form
 from day0check.errors import InputError
 
+KEYS = ("name", "base", "forms", "points", "inputs")
 DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float32")
 
 
@@ -34,9 +38,9 @@ def read_profile(path: Path) -> Profile:
         ) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"is no TOML: {error}", where=str(path), todo="mend the file") from error
-    unknown = sorted(set(data) - {"name", "base", "forms", "points"})
+    unknown = sorted(set(data) - set(KEYS))
     if unknown:
-        raise _refused(path, unknown[0], "is not a key of a profile", ("name", "base", "forms", "points"))
+        raise _refused(path, unknown[0], "is not a key of a profile", KEYS)
     name = data.get("name", path.stem)
     if not isinstance(name, str) or not name or name in PROFILES:
         raise _refused(path, "name", f"{name!r} must be a name that no built-in profile has", ())
@@ -55,7 +59,20 @@ def read_profile(path: Path) -> Profile:
         if not isinstance(given, dict):
             raise _refused(path, key, "must be a table of point = dtype", ())
         points[operator] = MappingProxyType(_points(path, key, contract, points.get(operator, {}), given))
-    return Profile(name, profile.act_dtype, MappingProxyType(points), profile.forms, base=profile.base)
+    return replace(
+        profile, name=name, points=MappingProxyType(points), inputs=MappingProxyType(_inputs(path, data, profile))
+    )
+
+
+def _inputs(path: Path, data: Mapping[str, Any], profile: Profile) -> dict[str, str]:
+    inputs = dict(profile.inputs)
+    for operator, given in _table(path, data, "inputs").items():
+        if operator not in FP8_INPUTS:
+            raise _refused(path, f'inputs."{operator}"', "is no operator whose rows may be quantised", FP8_INPUTS)
+        if given not in (*ROW_FORMATS, "plain"):
+            raise _refused(path, f'inputs."{operator}"', f"{given!r} is no format of rows", (*ROW_FORMATS, "plain"))
+        inputs[operator] = given
+    return {operator: given for operator, given in inputs.items() if given != "plain"}
 
 
 def _table(path: Path, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -84,11 +84,9 @@ EAGER_FORMS: dict[str, str] = {
 # A statistic of a measure, per tighter form that was tried on its results: 0 where they fit it, 1 where they do not.
 MISFIT = "misfit_"
 QUANTISED = "fp8-activations"
-FP8_FORM, PLAIN_ROWS = (
-    "fp8_rows",
-    "plain_rows",
-)  # what the forms of an operator with quantised rows, and without, are called
+FP8_FORM, PLAIN_ROWS = "fp8_rows", "plain_rows"  # what quantised rows, and others, are called where forms are
 FP8_BLOCKS = "float8_e4m3fn/128"  # E4M3 with a scale per row and 128 columns
+ROW_FORMATS = (FP8_BLOCKS, f"{FP8_BLOCKS}/powers_of_two")
 # What runs in FP8 there, as in DeepSeek-V3: the linears of decoder layers and the first matrices of their MLPs and
 # experts. Router, index head weights and index keys, attention, what lies inside fused operators and the head stay.
 FP8_INPUTS = (

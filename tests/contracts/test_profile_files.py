@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from day0check.compare.rounding import BLOCK_FORMATS
 from day0check.contracts import CONTRACTS
-from day0check.contracts.profiles import PROFILES, other_forms, profile_named, with_form
+from day0check.contracts.profiles import PROFILES, ROW_FORMATS, other_forms, profile_named, with_form
 from day0check.errors import InputError
 
 GOOD = """
@@ -54,6 +55,8 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path):
         ("[points.'mla.attention']\nout = 'float32'", "rounded to its own type"),
         ("[points.'mla.attention']\np = 'fp4'", "'fp4' is no dtype"),
         ("[points]\n'mla.attention' = 'bfloat16'", "must be a table of point = dtype"),
+        ("[inputs]\n'norm.rms' = 'plain'", "no operator whose rows may be quantised"),
+        ("[inputs]\n'mla.query' = 'fp8'", "'fp8' is no format of rows"),
     ],
 )
 def test_a_file_that_means_nothing_is_refused_by_key(tmp_path, text, words):
@@ -83,3 +86,13 @@ def test_other_forms_are_strictly_looser_or_tighter(form, name):
         for _, other in other_forms(profile, contract, looser=looser):
             assert (roundings(other) > roundings(profile)) if looser else (roundings(other) < roundings(profile))
             assert all(other.points_of(o) == profile.points_of(o) for o in CONTRACTS if o != contract.name)
+
+
+def test_a_file_may_name_what_is_quantised_and_how(tmp_path):
+    """Catches scales of powers of two judged as float32 ones, and an exception from a base profile that is lost."""
+    text = "base = 'fp8-activations'\n[inputs]\n'mla.query' = 'float8_e4m3fn/128/powers_of_two'\n'mla.gate' = 'plain'"
+    inputs = profile_named(written(tmp_path, text)).inputs
+    assert inputs["mla.query"] == "float8_e4m3fn/128/powers_of_two"
+    assert "mla.gate" not in inputs
+    assert inputs["moe.experts"] == "float8_e4m3fn/128"
+    assert set(ROW_FORMATS) == set(BLOCK_FORMATS)
