@@ -19,7 +19,9 @@ from day0check.checks import (
     exact,
     isolation,
     logits,
+    mixed_steps,
     move,
+    offloaded,
     parameters,
     preempted,
     profile,
@@ -28,6 +30,7 @@ from day0check.checks import (
     repeat,
     repeated,
     slot_reuse,
+    warm_prefix,
     weights,
 )
 from day0check.checks.evidence import Answer, Evidence, answer, read_evidence
@@ -54,7 +57,10 @@ INVARIANTS: dict[str, ModuleType] = {
     "chunked_equals_one_shot": chunked_equals_one_shot,
     "alone_equals_batched": alone_equals_batched,
     "reordered": reordered,
+    "mixed_steps": mixed_steps,
     "preempted": preempted,
+    "offloaded": offloaded,
+    "warm_prefix": warm_prefix,
     "aborted": aborted,
     "causality": causality,
     "isolation": isolation,

@@ -25,8 +25,9 @@ class ExtraRun:
 
     `against`: label of the run that it is compared with; `pairings`: which rows; `bits`: the same bytes are promised.
     `recomputed`, `reused`: requests that must compute some position twice, or not at all, else the run shows nothing;
-    `chunked`: requests whose prompt must take several steps. `also`: operators whose results are kept besides.
-    `identity`: operators that are replaced by one that gives its first argument back.
+    `once`: that must compute every position once, `rested`: that must be away for some steps; `chunked`: whose prompt
+    must take several steps. `also`: operators whose results are kept besides.
+    `lenders`: (request, the one behind whose cached prefix it begins). `identity`: operators that are replaced by one that gives its first argument back.
     """
 
     label: str
@@ -39,6 +40,9 @@ class ExtraRun:
     recomputed: tuple[str, ...] = ()
     reused: tuple[str, ...] = ()
     chunked: tuple[str, ...] = ()
+    once: tuple[str, ...] = ()
+    rested: tuple[str, ...] = ()
+    lenders: tuple[tuple[str, str], ...] = ()
     also: tuple[str, ...] = ()
     identity: tuple[str, ...] = ()
 

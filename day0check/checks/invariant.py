@@ -16,6 +16,7 @@ from day0check.types import Finding, Measure, Outputs, RunCase, finding_id
 Runs = Callable[[RunCase, Outputs, Any], tuple[ExtraRun, ...]]
 CONTROL = "again"  # the run that says whether this candidate repeats itself to the byte
 _NAMED = 4
+_REST = 5  # steps in a row without a row of a request that was away
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,12 @@ def _unshown(run: ExtraRun, found: RunComparison) -> str:
     for request in run.reused:
         if request in did and did[request].positions >= _length(run, request):
             return f"request {request} took nothing from the cache: it computed every position"
+    for request in run.once:
+        if request in did and did[request].rows > did[request].positions:
+            return f"request {request} computed a position twice: its memory did not come back"
+    for request in run.rested:
+        if request not in did or did[request].longest_rest < _REST:
+            return f"request {request} never rested: it had rows in almost every step"
     for request in run.chunked:
         if request in did and did[request].prefill_steps < 2:
             return f"the prompt of request {request} was computed in one step"

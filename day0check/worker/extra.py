@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import torch
 from day0check.checks import extra_runs_of
 from day0check.checks.evidence import EXTRA
 from day0check.checks.extra_runs import ExtraRun
+from day0check.compare.lent_rows import LentRows
 from day0check.compare.noise_book import FILE, NoiseBook
 from day0check.compare.run_comparison import Computed, RunComparison, file_name, write_comparison
 from day0check.compare.two_runs import Compared, compare_runs
@@ -118,6 +120,9 @@ def compare_extra(job: Job, case: RunCase, candidate: Snapshot, directory: Path,
 
 def _compare(job: Job, case: RunCase, run: ExtraRun, here: Snapshot, there: Snapshot, book: NoiseBook) -> RunComparison:
     found = compare_runs(here, there, run.pairings, book)
+    for borrower, lender in run.lenders:
+        if lender in found.flips:  # its choices lie in the cache behind which the other began
+            found.flips[borrower] = min(found.flips[lender], found.flips.get(borrower, found.flips[lender]))
     measures, explained = found.measures, ()
     if not all(m.passed for m in measures) and found.flips:
         measures, explained = _behind_choices(job, case, run, here, there, book, found)
@@ -149,7 +154,8 @@ def _behind_choices(
     if not all(m.passed for m in before):
         return before, ()
     flipped = [r for r in run.requests if r.id in found.flips]
-    followed = compare_case(job.model_dir, job.profile, replace(case, requests=tuple(flipped)), here)
+    own = LentRows(here.directory, dict(run.lenders))
+    followed = compare_case(job.model_dir, job.profile, replace(case, requests=tuple(flipped)), own)
     wrong = tuple(m for m in followed if not m.passed and not m.not_judged)
     if wrong:
         return (*before, *wrong), ()
@@ -185,6 +191,11 @@ def _computed(here: Snapshot) -> dict[str, Computed]:
             len({p for p, _, _ in mine}),
             len({s for _, phase, s in mine if phase == "prefill"}),
             len({s for _, phase, s in mine if phase == "decode"}),
+            _longest_rest(sorted({s for _, _, s in mine})),
         )
         for name, mine in rows.items()
     }
+
+
+def _longest_rest(steps: list[int]) -> int:
+    return max((b - a - 1 for a, b in pairwise(steps)), default=0)

@@ -1,0 +1,36 @@
+"""A snapshot in which a request that began behind a cached prefix has the rows of the one that computed the prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from day0check.snapshot import Rows, Snapshot
+
+
+class LentRows(Snapshot):
+    """`lenders`: request -> the one whose rows stand in below its first own position. Their tokens are equal there, and
+    so are the choices that lie in the cache: an oracle that follows the request must follow these, too."""
+
+    def __init__(self, directory: Path | str, lenders: Mapping[str, str]) -> None:
+        super().__init__(directory)
+        self._lenders = dict(lenders)
+
+    def recorded(self, tap: str, request: str, result: int = 0, *, by_position: bool = True) -> Rows:
+        own = super().recorded(tap, request, result, by_position=by_position)
+        lender = self._lenders.get(request)
+        if lender is None or not own.positions:
+            return own
+        other = super().recorded(tap, lender, result, by_position=by_position)
+        first = min(own.positions)
+        lent = [i for i, p in enumerate(other.positions) if p < first]
+        if not lent:
+            return own
+        return Rows(
+            (*(other.positions[i] for i in lent), *own.positions),
+            (*(other.phases[i] for i in lent), *own.phases),
+            (*(other.orders[i] for i in lent), *own.orders),
+            torch.cat((other.values[lent], own.values)),
+        )
