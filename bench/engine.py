@@ -2,9 +2,9 @@
 
     python -m bench.engine [--hidden 1024] [--layers 16] [--prompt 2048] [--context 8192] [--device cpu]
 
-Both sides compute in float32 on one thread and are timed in turns. Answers are compared before anything is timed. A part
-(an operator) counts as met when it is as many times faster as asked, or, where it multiplies matrices, when it reaches
-70% of the roof of this run: of the GEMM for many rows, of reading a matrix once for a single row.
+Both sides compute in float32 on one thread and are timed in turns. Answers are compared before anything is timed. An
+operator counts as met when it is as many times faster as asked, or, where it multiplies matrices, when it reaches
+70% of the GEMM roof of this run; the whole is met when it, or all of it beside such operators, is as fast as asked.
 """
 
 from __future__ import annotations
@@ -150,15 +150,17 @@ def table(ours: dict[str, Spent], theirs: dict[str, Spent], *, asked: float, roo
     return lines
 
 
-def met_share(ours: dict[str, Spent], theirs: dict[str, Spent], *, asked: float, roofs: tuple[float, float]) -> float:
-    """Share of the engine's operator time in parts that are met."""
-    total = met = 0.0
-    for name, mine in ours.items():
-        faster = theirs.get(name, Spent()).seconds / mine.seconds if mine.seconds else float("inf")
-        share = max(mine.operations / roofs[0], mine.bytes / roofs[1]) / mine.seconds if mine.operations else 0.0
-        total += mine.seconds
-        met += mine.seconds if faster >= asked or share >= ROOF else 0.0
-    return met / total if total else 0.0
+def at_roof(part: Spent, gemm: float) -> bool:
+    """Whether an operator is bound by its products of matrices and reaches what counts as met there."""
+    return part.operations > 0 and part.seconds > 0 and part.operations / gemm / part.seconds >= ROOF
+
+
+def without_products(best: dict[str, float], ours: dict[str, Spent], theirs: dict[str, Spent], gemm: float) -> float:
+    """How many times faster everything is beside the operators that are at the GEMM roof."""
+    bound = [name for name, part in ours.items() if at_roof(part, gemm)]
+    mine = best["engine"] - sum(ours[name].seconds for name in bound)
+    other = best["reference"] - sum(theirs[name].seconds for name in bound if name in theirs)
+    return other / max(mine, 1e-9)
 
 
 def prompt_part(sides: Sides, rows: int, *, repeats: int, roofs: tuple[float, float], asked: float) -> bool:
@@ -215,13 +217,12 @@ def report(
     asked: float,
     roofs: tuple[float, float],
 ) -> bool:
-    """Prints one comparison; whether it is met: as a whole, or in every part that counts (95% of the operators' time)."""
-    faster = best["reference"] / best["engine"]
-    share = met_share(ours, theirs, asked=asked, roofs=roofs)
-    met = faster >= asked or share >= 0.95
+    """Prints one comparison; whether it is met: as a whole, or beside what is at the GEMM roof."""
+    faster, rest = best["reference"] / best["engine"], without_products(best, ours, theirs, roofs[0])
+    met = faster >= asked or rest >= asked
     print(f"\n{title}: engine {best['engine'] * 1e3:.1f} ms, reference {best['reference'] * 1e3:.1f} ms")
     print(f"    {faster:.1f} times faster (asked: {asked:g}); answers differ by {far:.1e} of the logits' norm")
-    print(f"    {share:.0%} of the operators' time is {asked:g} times faster or at {ROOF:.0%} of the roof")
+    print(f"    {rest:.1f} times faster beside the operators that reach {ROOF:.0%} of the GEMM roof")
     outside = best["engine"] - sum(p.seconds for p in ours.values())
     print(f"    {max(outside, 0.0) * 1e3:.1f} ms of the engine's time outside its operators")
     print("\n".join(table(ours, theirs, asked=asked, roofs=roofs)))

@@ -58,9 +58,12 @@ class AttentionSpine:
     def __init__(self, x: Tensor, model: Model, config: ModelConfig) -> None:
         self.model, self.eps, self.block = model, config.eps, config.residual.block
         blocks = -(-len(config.layers) // self.block)
-        self.bank = x.new_empty(blocks, *x.shape)
+        # the partial's place lies before the bank, so that what a mix reads is one view and nothing is put together
+        self.memory = x.new_empty(1 + blocks, *x.shape)
+        self.bank = self.memory[1:]
         self.filled = 0
         self.partial: Tensor | None = x
+        self.memory[0] = x
 
     def attention_input(self, at: Here, layer: int) -> Tensor:
         mixed = self._mix(at, "attention", self.model.layers[layer].attention_mix)
@@ -94,10 +97,11 @@ class AttentionSpine:
 
     def _add(self, at: Here, site: str, y: Tensor) -> None:
         self.partial = y if self.partial is None else at("residual.add", self.partial, site=site, y=y)
+        self.memory[0] = self.partial
 
     def _sources(self) -> Tensor:
-        """[rows, n, D]: the frozen blocks, then the partial."""
-        return torch.cat((self.bank[: self.filled], self.partial.unsqueeze(0))).transpose(0, 1)
+        """[rows, n, D]: the partial, then the frozen blocks; a view."""
+        return self.memory[: 1 + self.filled].transpose(0, 1)
 
     def _mix(self, at: Here, site: str, mix: Mix) -> Tensor:
         sources = self._sources()

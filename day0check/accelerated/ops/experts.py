@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,6 +16,10 @@ from day0check.accelerated.ops.spine import gated
 SCALE_COLUMNS = 128  # columns of one weight row that share an FP8 scale
 GROUP = 32  # columns of one weight row that share an E8M0 exponent
 LARGEST_SHIFT, SMALLEST_SHIFT = 12, -18  # a code shifted below that is zero in E4M3 whatever it was
+SMALLEST_EXACT = -2  # of the shifts at which every code keeps its value
+MAGNITUDES = 0x7777777777777777  # of sixteen codes, without their signs
+GROUP_ELEMENTS = 1 << 20  # of the decoded weights of experts that are computed in one product
+TILE_BYTES, DEVICE_TILE_BYTES = 1 << 17, 1 << 26  # packed bytes converted at a time
 HIGHEST_REFERENCE = 248  # 2^(248 - 127 + 6) is the largest power of two of float32
 
 
@@ -92,76 +97,101 @@ def convert(
     and `scale_out` when they are given. The third result counts elements that E4M3 cannot hold at their block's scale,
     which happens only when exponents in a block lie more than 14 apart.
 
-    A code's three bits, moved up by two, are the E4M3 number 2^-6 times its value; adding s to the exponent field
-    multiplies by 2^s. Hence the block scale 2^(e - 127 + 6) with e the lowest exponent of the block, or 12 below the
-    highest when they lie further apart.
+    Folding 2^s into a code is exact for -8 <= s <= 6 (E4M3's range holds all of E2M1 there). A block's scale is
+    2^(e - 127 + 6) with e the lowest exponent of the block that has a code other than zero, or 12 below the highest
+    when they lie further apart. Experts are worked on a few at a time, so that nothing beside the results grows with
+    their number.
     """
-    codes, exponents = packed.index_select(0, experts), scale.index_select(0, experts).to(torch.int16)
-    count, rows, half = codes.shape
-    blocks = -(-exponents.shape[2] // (SCALE_COLUMNS // GROUP))
+    count, rows, half = experts.numel(), packed.shape[1], packed.shape[2]
+    blocks = -(-scale.shape[2] // (SCALE_COLUMNS // GROUP))
     if payload_out is None:
         payload_out = torch.empty(count, rows, 2 * half, dtype=torch.float8_e4m3fn, device=packed.device)
     if scale_out is None:
         scale_out = torch.empty(count, rows, blocks, dtype=torch.float32, device=packed.device)
-    grouped = codes.view(count, rows, -1, GROUP // 2)
-    reference = _block_exponent(exponents, (grouped & 0x77).amax(-1) > 0, blocks)
-    shift = exponents - reference.repeat_interleave(SCALE_COLUMNS // GROUP, 2)[..., : exponents.shape[2]]
-    nibbles = torch.stack((grouped & 0xF, grouped >> 4), -1).flatten(-2)  # [A, N, K/32, 32]
-    if int(shift.amin()) >= 0 and int(shift.amax()) <= LARGEST_SHIFT:
-        lost = torch.zeros(1, dtype=torch.int64, device=packed.device)
-        target = _shifted(nibbles, shift.to(torch.uint8).unsqueeze(-1))
-    else:
-        target, lost = _looked_up(nibbles, shift)
-    payload_out.view(torch.uint8).copy_(target.view(count, rows, 2 * half))
-    scale_out.copy_(torch.ldexp(torch.ones_like(scale_out), reference.to(torch.int32) - 121))
+    lost = torch.zeros(1, dtype=torch.int64, device=packed.device)
+    size = max(1, (TILE_BYTES if packed.device.type == "cpu" else DEVICE_TILE_BYTES) // max(1, rows * half))
+    for start in range(0, count, size):
+        some = slice(start, min(start + size, count))
+        _convert_some(packed, scale, experts[some], payload_out[some], scale_out[some], lost)
     return payload_out, scale_out, lost
 
 
+def _convert_some(
+    packed: Tensor, scale: Tensor, experts: Tensor, payload: Tensor, block_scale: Tensor, lost: Tensor
+) -> None:
+    """Converts `experts` [A] into `payload` [A, N, K] and `block_scale` [A, N, blocks] and adds to `lost` [1]."""
+    codes = packed.index_select(0, experts)
+    exponents = scale.index_select(0, experts).to(torch.int32)
+    groups = exponents.shape[2]
+    occupied = (codes.view(torch.int64) & MAGNITUDES).view(*exponents.shape, -1).ne(0).any(-1)
+    reference = _block_exponent(exponents, occupied, block_scale.shape[2])
+    spread = reference.unsqueeze(-1).expand(*reference.shape, SCALE_COLUMNS // GROUP).flatten(2)[..., :groups]
+    shift = (exponents - spread).masked_fill_(~occupied, 0)
+    tables = _tables(packed.device)
+    row = shift.clamp(min=SMALLEST_SHIFT).sub_(SMALLEST_SHIFT).mul_(256)
+    entry = (codes.view(*exponents.shape, -1) + row.unsqueeze(-1)).flatten()  # int32: 256 bytes of two codes a shift
+    payload.view(torch.uint8).view(torch.int16).copy_(tables[0].index_select(0, entry).view(codes.shape))
+    block_scale.copy_(_power_of_two(reference - 121))
+    if int(shift.amin()) < SMALLEST_EXACT:
+        lost += tables[1].index_select(0, entry).sum()
+
+
 def _block_exponent(exponents: Tensor, occupied: Tensor, blocks: int) -> Tensor:
-    """The exponent of shift zero of each block of four groups; groups of zeros have no say. int16 [A, N, blocks]."""
+    """The exponent of shift zero of each block of four groups; groups of zeros have no say. int32 [A, N, blocks]."""
     groups = SCALE_COLUMNS // GROUP
     missing = blocks * groups - exponents.shape[2]
-    low = torch.nn.functional.pad(exponents.masked_fill(~occupied, 255), (0, missing), value=255)
-    high = torch.nn.functional.pad(exponents.masked_fill(~occupied, 0), (0, missing), value=0)
+    low, high = exponents.masked_fill(~occupied, 255), exponents.masked_fill(~occupied, 0)
+    if missing:
+        low, high = torch.nn.functional.pad(low, (0, missing), value=255), torch.nn.functional.pad(high, (0, missing))
     low, high = low.unflatten(2, (blocks, groups)).amin(-1), high.unflatten(2, (blocks, groups)).amax(-1)
-    return torch.maximum(high - LARGEST_SHIFT, low.clamp(max=HIGHEST_REFERENCE))
+    return torch.maximum(high - LARGEST_SHIFT, low.clamp_(max=HIGHEST_REFERENCE))
 
 
-def _shifted(nibbles: Tensor, shift: Tensor) -> Tensor:
-    """E4M3 bytes of codes times 2^(shift - 6), 0 <= shift <= 12, by moving bits alone; both uint8."""
-    magnitude = nibbles & 0x7
-    raised = (magnitude << 2) + (shift << 3)
-    half = torch.where(shift == 0, 4, shift << 3)  # 0.5 is subnormal only while it is unshifted
-    moved = torch.where(magnitude > 1, raised, torch.where(magnitude == 1, half, 0))
-    return moved.to(torch.uint8) | ((nibbles & 0x8) << 4)
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """2^exponent in float32 for int32 exponents -149 to 127, also below the smallest normal number."""
+    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
 
 
-def _looked_up(nibbles: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """The general case through a table of every (shift, code): bytes, and how many of them are not exact."""
-    table, exact = (t.to(nibbles.device) for t in _table())
-    at = (shift.clamp(SMALLEST_SHIFT, LARGEST_SHIFT) - SMALLEST_SHIFT).to(torch.int64).unsqueeze(-1) * 16 + nibbles
-    return table[at], (~exact[at]).sum().view(1)
-
-
-@functools.lru_cache(maxsize=1)
-def _table() -> tuple[Tensor, Tensor]:
-    """E4M3 byte of every code at every shift, and whether it is exact; row = shift - SMALLEST_SHIFT."""
+@functools.lru_cache(maxsize=4)
+def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """For every shift from SMALLEST_SHIFT to LARGEST_SHIFT and byte of two codes (entry 256 * shift + byte): the two
+    E4M3 bytes, low nibble first, as an int16; and how many of the two are not exact, int64."""
     magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     codes = torch.cat((magnitudes, -magnitudes))
     shifts = torch.arange(SMALLEST_SHIFT, LARGEST_SHIFT + 1)
     value = codes * torch.pow(2.0, (shifts - 6).float()).unsqueeze(1)
     rounded = value.to(torch.float8_e4m3fn)
-    return rounded.view(torch.uint8).flatten(), (rounded.float() == value).flatten()
+    byte = torch.arange(256)
+    pair = torch.stack((byte & 0xF, byte >> 4), -1)  # [256, 2]
+    payload = rounded.view(torch.uint8)[:, pair].contiguous().view(torch.int16).flatten()
+    inexact = (rounded.float() != value)[:, pair].sum(-1).flatten()
+    return payload.to(device), inexact.to(device)
+
+
+@functools.lru_cache(maxsize=4)
+def _e4m3_values(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The value of every E4M3 byte."""
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(dtype).to(device)
+
+
+def _from_e4m3(payload: Tensor, dtype: torch.dtype) -> Tensor:
+    """E4M3 codes in `dtype`, in memory of their own. A CPU looks them up, which is quicker than its conversion."""
+    if payload.device.type != "cpu" or payload.dtype != torch.float8_e4m3fn:
+        return payload.to(dtype, copy=True)
+    entry = payload.view(torch.uint8).flatten().to(torch.int32)
+    return _e4m3_values(payload.device, dtype).index_select(0, entry).view(payload.shape)
 
 
 def decode(payload: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """An expert's weight [N, K] in `dtype`: E4M3 payload times its scale per 128 columns, or a plain weight."""
+    """Weights [..., N, K] in `dtype`: E4M3 payload times its scale per 128 columns, or plain weights."""
     if scale is None:
         return payload.to(dtype)
-    w = payload.to(dtype)
+    w = _from_e4m3(payload, dtype)
     blocks = w.shape[-1] // SCALE_COLUMNS
     if w.shape[-1] == blocks * SCALE_COLUMNS:
-        return (w.unflatten(-1, (blocks, SCALE_COLUMNS)) * scale.to(dtype).unsqueeze(-1)).flatten(-2)
+        return w.unflatten(-1, (blocks, SCALE_COLUMNS)).mul_(scale.to(dtype).unsqueeze(-1)).flatten(-2)
+    if blocks == 0:
+        return w.mul_(scale.to(dtype))
     return w * scale.to(dtype).repeat_interleave(SCALE_COLUMNS, -1)[..., : w.shape[-1]]
 
 
@@ -188,15 +218,29 @@ def experts(
     """
     out = x.dtype if x_scale is None else torch.bfloat16
     x = x if x_scale is None else dequantised(x, x_scale)
+    act = functools.partial(gated, activation=activation, beta=beta, linear_beta=linear_beta, limit=limit)
+    matrices = ((w1, w1_scale), (w3, w3_scale), (w2, w2_scale))
+    counts = [stop - start for start, stop in itertools.pairwise(offsets.tolist())]
+    alike = bool(counts) and min(counts) == max(counts) > 0
+    if alike and sum(w.numel() for w, _ in matrices) <= GROUP_ELEMENTS:
+        return _together(wide(x).unflatten(0, (len(counts), -1)), matrices, act, out).flatten(0, 1)
     y = torch.empty_like(x, dtype=out)
-    dtype = wide(x).dtype
-    bounds = offsets.tolist()
-    for a, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        mine = x[start:stop].to(dtype)
-        first, third, second = (
-            decode(w[a], None if s is None else s[a], dtype)
-            for w, s in ((w1, w1_scale), (w3, w3_scale), (w2, w2_scale))
-        )
-        h = gated(mine @ first.T, mine @ third.T, activation, beta, linear_beta, limit).to(out)
-        y[start:stop] = (h.to(dtype) @ second.T).to(out)
+    start = 0
+    for a, count in enumerate(counts):
+        mine, one = wide(x[start : start + count]), slice(a, a + 1)
+        matrices_of_it = tuple((w[one], None if s is None else s[one]) for w, s in matrices)
+        y[start : start + count] = _together(mine.unsqueeze(0), matrices_of_it, act, out)[0] if count else mine
+        start += count
     return y
+
+
+def _together(
+    x: Tensor,
+    matrices: tuple[tuple[Tensor, Tensor | None], ...],
+    act: Callable[[Tensor, Tensor], Tensor],
+    dtype: torch.dtype,
+) -> Tensor:
+    """The MLPs of several experts with as many pairs each: `x` [A, m, L] wide, result [A, m, L] in `dtype`."""
+    first, third, second = (decode(w, s, x.dtype).transpose(1, 2) for w, s in matrices)
+    h = act(torch.bmm(x, first), torch.bmm(x, third)).to(dtype)
+    return torch.bmm(h.to(x.dtype), second).to(dtype)
