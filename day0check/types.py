@@ -66,7 +66,9 @@ class Schedule:
 
     `mixed`: single tokens of running answers ride along in steps of prompts. `prefix_cache`: a request begins behind
     the longest prefix that an earlier one has computed; states are kept after every `snapshot_blocks` pages. `pages`:
-    pages of the pool (None: enough); `host_pages`: pages of the host tier (0: there is none).
+    pages of the pool (None: enough); `host_pages`: pages of the host tier (0: there is none). `memory`: how the pools
+    lie and what they hold before anybody writes ("garbage", "shuffled", "end", "strided"; "": as the backend likes),
+    which no result may show.
     """
 
     chunk: int | None = None
@@ -78,6 +80,7 @@ class Schedule:
     snapshot_blocks: int = 1
     pages: int | None = None
     host_pages: int = 0
+    memory: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from day0check.accelerated.ops import paging
+from day0check.accelerated.pool_memory import check_kind, new_pool, seed_of, spare
 from day0check.errors import Unavailable
 from day0check.probe.registry import OwnedPool
 from reference.config import ModelConfig
@@ -43,6 +44,10 @@ class FreeList:
 
     def give(self, numbers: list[int]) -> None:
         self._free.extend(numbers)
+
+    def keep_from(self, first: int) -> None:
+        """Numbers below `first` are never given out."""
+        self._free = deque(number for number in self._free if number >= first)
 
 
 class PagePool(FreeList):
@@ -97,8 +102,9 @@ class Caches:
     pooled over P tokens, `index` holds a key a pool, and `pool[layer]` [slots, 2, P-1, dI] the keys and the gates of
     the tokens whose pool is not whole yet.
     State pools have `snapshots` more rows behind those of the slots: states that a prefix cache keeps.
-    New memory is NaN: whoever reads what nobody wrote must show it. `layouts` own the memory of the pools that they
-    are named after ("kv", "index", "state" for conv, kda and pool); such a pool is an OwnedPool.
+    New memory is NaN: whoever reads what nobody wrote must show it; `memory` is one of `pool_memory.KINDS`.
+    `layouts` own the memory of the pools that they are named after ("kv", "index", "state" for conv, kda and pool);
+    such a pool is an OwnedPool.
     """
 
     def __init__(
@@ -112,9 +118,13 @@ class Caches:
         device: torch.device,
         seed: int = 0,
         snapshots: int = 0,
+        memory: str = "",
         layouts: Mapping[str, Any] | None = None,
     ) -> None:
         i = config.index
+        check_kind(memory)
+        unused_pages, unused_slots = spare(memory)
+        pages, slots, seed = pages + unused_pages, slots + unused_slots, seed_of(memory, seed)
         self.page, self.device = page, device
         self.index_page = page if i is None else -(-page // i.pool)  # pages of n tokens have room for their pools
         sizes = {"kv": (pages, page), "index": (pages, self.index_page), "state": (slots + snapshots, 1)}
@@ -124,13 +134,15 @@ class Caches:
             if layouts and name in layouts:
                 return OwnedPool.allocate(layouts[name], pages=count, page=size, row=row, dtype=kind, device=device)
             shape = (count, *row) if name == "state" else (count, size, *row)
-            return torch.full(shape, float("nan"), dtype=kind, device=device)
+            return new_pool(shape, dtype=kind, device=device, memory=memory)
 
         self.pages, self.slots = PagePool(pages, seed), FreeList(slots, seed + 1)
+        self.pages.keep_from(unused_pages)
+        self.slots.keep_from(unused_slots)
         self.snapshots = FreeList(snapshots, seed + 2, first=slots)
         kinds = list(enumerate(config.layers))
         state_type = torch.float64 if dtype == torch.float64 else torch.float32
-        self.kv = {n: pool("kv", config.mla.kv_lora + config.mla.rope) for n, kind in kinds if kind != "kda"}
+        self.kv = {n: pool("kv", config.cache_width(n)) for n, kind in kinds if kind != "kda"}
         indexed = [n for n, kind in kinds if kind == "dsa"]
         self.index = {n: pool("index", i.dim) for n in indexed}
         self.pool = {n: pool("state", 2, i.waiting, i.lanes * i.dim) for n in indexed if i.pool > 1}

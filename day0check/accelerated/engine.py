@@ -50,7 +50,9 @@ class Engine:
         self.layouts = dict(layouts or {})
         self.wanted_logits: Tensor | None = None  # [wanted rows, V] of the latest step, None when it wanted none
 
-    def caches(self, *, pages: int, page: int, slots: int, seed: int = 0, snapshots: int = 0) -> Caches:
+    def caches(
+        self, *, pages: int, page: int, slots: int, seed: int = 0, snapshots: int = 0, memory: str = ""
+    ) -> Caches:
         return Caches(
             self.config,
             pages=pages,
@@ -61,6 +63,7 @@ class Engine:
             seed=seed,
             snapshots=snapshots,
             layouts=self.layouts,
+            memory=memory,
         )
 
     @torch.no_grad()

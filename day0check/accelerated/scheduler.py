@@ -147,7 +147,7 @@ class Scheduler:
             raise InputError(
                 f"the longest request needs {need[0]} pages, there are {pages}", where="schedule.pages", todo="raise it"
             )
-        return self.engine.caches(pages=pages, page=page, slots=batch, snapshots=snapshots)
+        return self.engine.caches(pages=pages, page=page, slots=batch, snapshots=snapshots, memory=schedule.memory)
 
     def _next_arrival(self) -> int:
         """The step at which something happens while nothing runs."""

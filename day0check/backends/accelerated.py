@@ -37,8 +37,8 @@ class Accelerated:
         self._pools: CachePools | None = None
 
     def capabilities(self) -> set[str]:
-        schedules = {"chunk", "batch", "mixed", "preempt", "abort", "prefix", "offload", "reload"}
-        return {"taps", "operators", "images", "forced_tokens", "pools"} | schedules
+        schedules = {"chunk", "batch", "mixed", "preempt", "abort", "prefix", "offload", "reload", "memory"}
+        return {"taps", "operators", "images", "forced_tokens", "pools", "rank_taps"} | schedules
 
     def operators(self) -> Operators:
         return self._operators

@@ -29,6 +29,7 @@ CAPABILITIES = frozenset(
         "forced_tokens",
         "rank_taps",
         "pools",
+        "memory",  # the kinds of memory that a schedule may ask for
     }
 )
 

@@ -249,6 +249,7 @@ def needs(case: RunCase) -> set[str]:
     wanted |= {name for name, wish in asked.items() if wish}
     if any(turn.images for request in case.requests for turn in request.turns):
         wanted.add("images")
+    asked["memory"] = case.schedule.memory
     if any(request.forced for request in case.requests):
         wanted.add("forced_tokens")
     return wanted

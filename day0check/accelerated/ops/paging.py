@@ -24,7 +24,8 @@ def write(pool: Tensor | OwnedPool, *, value: Tensor, slots: Tensor) -> None:
     real = slots >= 0
     if isinstance(pool, OwnedPool):
         return pool.write(value[real], slots[real])
-    pool.flatten(0, 1)[slots[real]] = value[real].to(pool.dtype)
+    at = slots[real]
+    pool[at.div(pool.shape[1], rounding_mode="floor"), at % pool.shape[1]] = value[real].to(pool.dtype)
     return None
 
 
@@ -39,7 +40,7 @@ def gather(pool: Tensor | OwnedPool, *, table: Tensor, owner: Tensor, indices: T
     if isinstance(pool, OwnedPool):
         rows = pool.read(flat.flatten()).unflatten(0, flat.shape)
     else:
-        rows = pool.flatten(0, 1)[flat]
+        rows = pool[flat.div(page, rounding_mode="floor"), flat % page]
     return rows.masked_fill(absent.unsqueeze(-1), 0)
 
 
