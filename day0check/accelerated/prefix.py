@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from day0check.accelerated.cache import Caches
-from day0check.accelerated.ops.prefix import ENTRY, HEAD, SNAPSHOT, chain
+from day0check.accelerated.ops.prefix import ENTRY, HEAD, KEY, PARENT, SNAPSHOT, chain
 from day0check.errors import InputError
 from day0check.probe.recorder import Caller
 from day0check.probe.rows import RowMap
@@ -78,6 +78,7 @@ class PrefixCache:
         self._pages: dict[int, int] = {}  # entry -> page
         self._by_key: dict[int, int] = {}  # chain key -> entry
         self._keys: dict[int, int] = {}  # page -> chain key
+        self._spare = -1  # the slot of the next snapshot
         self._plain = _lanes(f"{self.space}")
         caches.pages.known, caches.pages.forget = self._keys.__contains__, self._forget
 
@@ -125,70 +126,103 @@ class PrefixCache:
     # ---------------------------------------------------------------------------------------------------- entering
 
     def enter(self, caller: Caller, running: Running, *, phase: str, step: int) -> None:
-        """Enters the blocks that a request has filled with its latest rows, and the states at their end."""
-        page, computed, known = self.caches.page, running.computed, running.chain
-        last = computed // page
-        if last == known.blocks:
-            return
-        keys = self._pass_known(running, last)
-        ends_here = computed % page == 0 and last % self.every == 0
-        begin = known.blocks * page
-        rows = RowMap((running.request.id,), (0,) * (last * page - begin), tuple(range(begin, last * page)))
-        with caller.recorder.between(phase, rows, step):
-            snapshot = self._store(caller, running) if ends_here and self.stateful and keys else -1
-            self._register(caller, running, keys, snapshot)
+        """Enters the blocks that a request has filled with its latest rows, and the states at their end.
 
-    def _pass_known(self, running: Running, last: int) -> list[int]:
-        """Goes past the blocks that another request has entered meanwhile; keys of those that are new."""
+        What is filled to its end is said by `prefix.register`; a single token that fills nothing is not asked about.
+        """
         page, known = self.caches.page, running.chain
-        begin = known.blocks * page
-        tokens = torch.tensor(running.tokens[begin : last * page])
-        keys = chain(tokens, self._salts(running)[begin : last * page], page=page, key=known.key)
-        while keys and keys[0] in self._by_key:
-            known.blocks, known.key = known.blocks + 1, keys.pop(0)
-            known.entry = self._by_key[known.key]
-        return keys
+        self._pass_known(running)
+        if known.entry and known.entry not in self._pages:
+            return  # the block before has been given up: what follows could not be found
+        filled = running.computed // page
+        if running.computed == known.blocks * page:
+            again = self._lacks_snapshot(known)
+            if not again:
+                return
+            blocks, first = [self._pages[known.entry]], known.blocks - 1
+            entries, parent = [known.entry], int(self.held[blocks[0], PARENT])
+        elif phase == "decode" and filled == known.blocks:
+            return
+        else:
+            again, blocks, first, parent = False, running.tenancy.table[known.blocks :], known.blocks, known.entry
+            entries = list(range(self._entries, self._entries + len(blocks)))
+        span = range(first * page, min(len(running.tokens), (first + len(blocks)) * page))
+        with caller.recorder.between(phase, RowMap((running.request.id,), (0,) * len(span), tuple(span)), step):
+            self._register(caller, running, span, blocks, entries, parent)
+            taken = 0 if again else self._book(running, blocks, entries)
+            slot = self.held[blocks[taken - 1], SNAPSHOT] if taken or again else -1
+            if self._spare >= 0 and int(slot) == self._spare:
+                self._store(caller, running)
 
-    def _store(self, caller: Caller, running: Running) -> int:
-        """Keeps the states of a request as they are now; the slot of the snapshot, -1 when there is no room."""
-        slot = self._snapshot_slot()
-        if slot < 0:
-            return slot
+    def _register(
+        self,
+        caller: Caller,
+        running: Running,
+        span: range,
+        blocks: list[int],
+        entries: list[int],
+        parent: int,
+    ) -> None:
+        """Asks for the tokens of `span` to be entered as blocks on the pages `blocks`, as far as they are absorbed."""
+        page = self.caches.page
+        snapshots = [-1 if self.stateful else 0] * len(blocks)
+        filling = (running.computed - 1) // page
+        if self.stateful and (filling + 1) % self.every == 0:
+            self._spare = self._snapshot_slot() if self._spare < 0 else self._spare
+            snapshots[filling - span.start // page] = self._spare
+        caller.at("")(
+            "prefix.register",
+            self.held,
+            tokens=torch.tensor(running.tokens[span.start : span.stop]),
+            salts=self._salts(running)[span.start : span.stop],
+            at=torch.tensor([span.start, running.computed]),
+            table=torch.tensor(blocks),
+            entries=torch.tensor(entries),
+            parent=torch.tensor([parent]),
+            snapshots=torch.tensor(snapshots),
+        )
+
+    def _book(self, running: Running, blocks: list[int], entries: list[int]) -> int:
+        """Remembers the blocks that were entered; how many they are."""
+        known, taken = running.chain, 0
+        for page, entry in zip(blocks, entries, strict=True):
+            if int(self.held[page, ENTRY]) != entry:
+                break
+            key = int(self.held[page, KEY])
+            self._pages[entry], self._by_key[key], self._keys[page] = page, entry, key
+            known.blocks, known.entry, known.key, taken = known.blocks + 1, entry, key, taken + 1
+        self._entries += taken
+        self.counters.stored_blocks += taken
+        return taken
+
+    def _pass_known(self, running: Running) -> None:
+        """Goes past the blocks that another request has entered meanwhile: they are not entered twice."""
+        page, known = self.caches.page, running.chain
+        begin, end = known.blocks * page, running.computed // page * page
+        if begin >= end:
+            return
+        tokens = torch.tensor(running.tokens[begin:end])
+        for key in chain(tokens, self._salts(running)[begin:end], page=page, key=known.key):
+            if key not in self._by_key:
+                return
+            known.blocks, known.key, known.entry = known.blocks + 1, key, self._by_key[key]
+
+    def _lacks_snapshot(self, known: Chain) -> bool:
+        """Whether the latest block of a request is known without the states at its end, which the request has now."""
+        wanted = self.stateful and known.blocks > 0 and known.blocks % self.every == 0
+        return wanted and int(self.held[self._pages[known.entry], SNAPSHOT]) < 0
+
+    def _store(self, caller: Caller, running: Running) -> None:
+        """Keeps the states of a request, as they are now, in the spare slot."""
         row = RowMap((running.request.id,), (0,), (running.computed - 1,))
         at_slot = torch.tensor([running.tenancy.slot], device=self.caches.device)
-        at_snapshot = torch.tensor([slot], device=self.caches.device)
+        at_snapshot = torch.tensor([self._spare], device=self.caches.device)
         for layer, kind, pool in self.caches.states():
             at = caller.at(f"layers.{layer:02d}")
             state = at("state.load", pool, site=kind, row_map=row, slots=at_slot)
             at("prefix.store", pool, site=kind, row_map=row, value=state, slots=at_snapshot)
+        self._spare = -1
         self.counters.stored_snapshots += 1
-        return slot
-
-    def _register(self, caller: Caller, running: Running, keys: list[int], snapshot: int) -> None:
-        page, known = self.caches.page, running.chain
-        if not keys:
-            return
-        begin, count = known.blocks * page, len(keys)
-        entries = list(range(self._entries, self._entries + count))
-        table = running.tenancy.table[known.blocks : known.blocks + count]
-        snapshots = [-1] * (count - 1) + [snapshot] if self.stateful else [0] * count
-        salts = self._salts(running)[begin : begin + count * page]
-        caller.at("")(
-            "prefix.register",
-            self.held,
-            tokens=torch.tensor(running.tokens[begin : begin + count * page]),
-            salts=salts,
-            at=torch.tensor([begin, running.computed]),
-            table=torch.tensor(table),
-            entries=torch.tensor(entries),
-            parent=torch.tensor([known.entry]),
-            snapshots=torch.tensor(snapshots),
-        )
-        for entry, taken, key in zip(entries, table, keys, strict=True):
-            self._pages[entry], self._by_key[key], self._keys[taken] = taken, entry, key
-        self._entries += count
-        known.blocks, known.entry, known.key = known.blocks + count, entries[-1], keys[-1]
-        self.counters.stored_blocks += count
 
     # --------------------------------------------------------------------------------------------------- giving up
 
