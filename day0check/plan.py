@@ -30,6 +30,7 @@ class Costs:
     reference_request_s: float = 1.0
     reference_per_multiply_s: float = 1.8e-9
     operator_case_s: float = 5.0
+    service_case_s: float = 20.0
     process_bytes: int = 400 << 20
     block_bytes: int = 8 << 24  # the largest float64 operand that the reference forms at once
     passes: int = 3  # oracle and replicates of the propagated comparison
@@ -200,6 +201,8 @@ def _longest(case: RunCase) -> int:
 def _case_plan(config: ModelConfig, case: RunCase, costs: Costs, repeats: int) -> CasePlan:
     if _is_operators(case):
         return CasePlan(case.id, 0, 0, 0, costs.operator_case_s, 0.0)
+    if case.id.startswith("service/"):
+        return CasePlan(case.id, 0, 0, 0, costs.service_case_s, 0.0)
     prompt = [sum(len(t.tokens) for t in r.turns) for r in case.requests]
     answers = [r.max_new_tokens * len(r.turns) for r in case.requests]
     chunk = case.schedule.chunk
@@ -226,6 +229,9 @@ def sequence_multiplies(config: ModelConfig, rows: int) -> float:
         if kind == "kda":
             pairs += 3.0 * rows * config.kda.heads * config.kda.dim**2
             continue
+        if kind == "gqa":
+            pairs += causal * config.gqa.heads * 2 * config.gqa.dim
+            continue
         width = config.mla.heads * (2 * config.mla.kv_lora + config.mla.rope)
         if kind == "mla":
             pairs += causal * width
@@ -243,6 +249,8 @@ def attention_weights(config: ModelConfig, kind: str) -> int:
         inner = k.heads * k.dim
         gate = hidden * inner if k.full_rank_gate else k.rank * (hidden + inner)
         return 3 * hidden * inner + k.rank * (hidden + inner) + hidden * k.heads + gate + inner * hidden
+    if kind == "gqa":
+        return 2 * hidden * config.gqa.dim * (config.gqa.heads + config.gqa.kv_heads)
     m = config.mla
     query = m.heads * (m.nope + m.rope)
     total = m.q_lora * (hidden + query) if m.q_lora is not None else hidden * query

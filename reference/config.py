@@ -80,7 +80,7 @@ class Index:
 @dataclass(frozen=True)
 class Kda:
     """Kimi delta attention. `gate_lower_bound` set: g = bound * sigmoid(A f); None: g = -A softplus(f).
-    `decay` "low_rank": f = (x Wfa) Wfb, a value per channel; "per_head": f = x Wa, a value per head (gated DeltaNet)."""
+    `decay` "low_rank": f = (x Wfa) Wfb, a value per channel; "per_head": f = x Wa, one per head (gated DeltaNet)."""
 
     heads: int
     dim: int
@@ -231,6 +231,12 @@ class ModelConfig:
     def every_layer(self) -> tuple[LayerKind, ...]:
         """Attention kinds of the decoder layers and, behind them, of the draft layer where there is one."""
         return self.layers if self.draft is None else (*self.layers, self.draft.kind)
+
+    def cache_width(self, layer: int) -> int:
+        """Values that a token adds to the cache of an attention layer: latent and rope key, or keys and values."""
+        if self.every_layer[layer] == "gqa":
+            return 2 * self.gqa.kv_heads * self.gqa.dim
+        return self.mla.kv_lora + self.mla.rope
 
     def is_moe(self, layer: int) -> bool:
         m = self.moe

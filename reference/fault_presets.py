@@ -34,10 +34,17 @@ def _overlapping_pools(files: JsonFiles) -> None:
     files["config.json"]["day0check"] = {"index_kpool_overlap": True}
 
 
+def _grouped_queries(files: JsonFiles) -> None:
+    """Two layers whose four query heads share two key heads, with a norm of its own for each head."""
+    grouped = {"layers": [1, 5], "heads": 4, "kv_heads": 2, "head_dim": 16}
+    files["config.json"]["day0check"] = {"grouped_query": grouped}
+
+
 # name -> (the preset it is a variant of, what is changed)
 FAULT_PRESETS: dict[str, tuple[str, Change]] = {
     "fault-moe": ("tiny", _weights_not_renormalised),
     "fault-vl": ("tiny", _images_in_rows),
+    "fault-gqa": ("tiny", _grouped_queries),
     "fault-pools": ("tiny-glm-5.3", _overlapping_pools),
     "fault-dsa": ("tiny-deepseek-v3.2", _magnitude_scaled),
 }

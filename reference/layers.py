@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from reference import attention as att
+from reference import grouped
 from reference import kda as delta
 from reference import moe as mixture
 from reference.config import ModelConfig
@@ -90,7 +91,8 @@ class KdaCache:
 class LatentCache:
     """`latent` [n, c + dr] after norm and rotation; `index_keys` [n, dI], one per token or per whole pool; `unpooled`
     keys and gates [m, lanes, dI] of the pool that is not whole yet, behind those of the pool before it where pools
-    overlap; `selected` int32 [T, k] of the last rows."""
+    overlap; `selected` int32 [T, k] of the last rows. Grouped-query attention keeps its keys and values in place of the
+    latent, [n, 2 Hk d]."""
 
     latent: Tensor
     index_keys: Tensor | None = None
@@ -109,7 +111,7 @@ def fresh_cache(config: ModelConfig, layer: int, *, like: Tensor) -> KdaCache | 
         )
     index = like.new_zeros(0, config.index.dim) if config.every_layer[layer] == "dsa" else None
     pools = index is not None and config.index.pool > 1
-    latent = like.new_zeros(0, config.mla.kv_lora + config.mla.rope)
+    latent = like.new_zeros(0, config.cache_width(layer))
     unpooled = like.new_zeros(0, config.index.lanes, config.index.dim) if pools else None
     return LatentCache(latent, index, (unpooled, unpooled) if pools else None)
 
@@ -344,6 +346,30 @@ def _plain(here: Here, q_nope: Tensor, q_rope: Tensor, cache: LatentCache, *, po
         visible=positions + 1,
         scale=scale,
     )
+
+
+def grouped_attention(here: Here, x: Tensor, cache: LatentCache, *, rotary: Tensor | None = None) -> Tensor:
+    """Grouped-query attention of x [T, D] over the cache and itself; the cache grows by T rows. `rotary` as there."""
+    g, rows, before = here.config.gqa, x.shape[0], cache.latent.shape[0]
+    positions = torch.arange(before, before + rows, device=x.device)
+    turned = {"positions": positions if rotary is None else rotary, "layout": here.config.rope.layout}
+
+    def heads(name: str, count: int, site: str | None) -> Tensor:
+        y = here("gqa.project", linear, x, weight=here.weight(f"self_attn.{name}_proj"), site=name)
+        y = y.unflatten(-1, (count, g.dim))
+        if site is None:
+            return y
+        weight = here.weight(f"self_attn.{name}_norm").unflatten(0, (count, g.dim))
+        y = here("norm.rms", rms_norm, y, weight=weight, eps=here.config.eps, site=site)
+        return _rotate(here, y, site=site, **turned)
+
+    q, k, v = heads("q", g.heads, "query"), heads("k", g.kv_heads, "key"), heads("v", g.kv_heads, None)
+    cache.latent = torch.cat([cache.latent, torch.cat([k, v], dim=-1).flatten(1)])
+    keys, values = cache.latent.unflatten(-1, (g.kv_heads, 2 * g.dim)).split(g.dim, dim=-1)
+    owner = torch.zeros_like(positions)
+    seen = {"keys": keys[None], "values": values[None], "owner": owner, "visible": positions + 1, "scale": g.scale}
+    o = here("gqa.attention", grouped.grouped_attention, q, **seen)
+    return here("gqa.output", linear, o.flatten(1), weight=here.weight("self_attn.o_proj"))
 
 
 # ----------------------------------------------------------------------------------------------------- feed forward

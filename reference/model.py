@@ -191,6 +191,8 @@ class Model:
             cache = state.caches[number]
             if kind == "kda":
                 h = layers.kda(here, h, cache, chunk=chunk or None)
+            elif kind == "gqa":
+                h = layers.grouped_attention(here, h, cache, rotary=rotary)
             else:
                 h = layers.full_attention(
                     here, h, cache, kind=kind, form=form, shared_selection=selected, rotary=rotary

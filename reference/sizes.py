@@ -75,14 +75,14 @@ def _values(name: str, elements: int) -> int:
 
 def cache_bytes_per_token(config: ModelConfig, *, element_bytes: int = 2) -> int:
     """Bytes that one token adds to the caches of all layers: latents, and index keys (one per pool of tokens)."""
-    return int(sum(_token_elements(config, kind) for kind in config.layers) * element_bytes)
+    return int(sum(_token_elements(config, layer) for layer in range(len(config.layers))) * element_bytes)
 
 
-def _token_elements(config: ModelConfig, kind: str) -> float:
+def _token_elements(config: ModelConfig, layer: int) -> float:
+    kind = config.layers[layer]
     if kind == "kda":
         return 0
-    latent = config.mla.kv_lora + config.mla.rope
-    return latent + (config.index.dim / config.index.pool if kind == "dsa" else 0)
+    return config.cache_width(layer) + (config.index.dim / config.index.pool if kind == "dsa" else 0)
 
 
 def state_bytes_per_request(config: ModelConfig, *, element_bytes: int = 2) -> int:
@@ -93,5 +93,5 @@ def state_bytes_per_request(config: ModelConfig, *, element_bytes: int = 2) -> i
             k = config.kda
             total += k.heads * k.dim * k.dim * _STATE_BYTES + (k.conv - 1) * 3 * k.heads * k.dim * element_bytes
         if kind == "dsa" and config.index.pool > 1:
-            total += 2 * (config.index.pool - 1) * config.index.dim * element_bytes
+            total += 2 * config.index.waiting * config.index.lanes * config.index.dim * element_bytes
     return total

@@ -33,9 +33,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, Stored]:
     for layer in range(len(c.every_layer)):
         parts = {"input_layernorm.weight": Stored((c.hidden,)), "post_attention_layernorm.weight": Stored((c.hidden,))}
         parts |= _residual(c) if layer < len(c.layers) else _draft(c)
-        parts |= {
-            f"self_attn.{k}": v for k, v in (_kda(c) if c.every_layer[layer] == "kda" else _mla(c, layer)).items()
-        }
+        parts |= {f"self_attn.{k}": v for k, v in _attention(c, layer).items()}
         parts |= _moe(c) if c.is_moe(layer) else _mlp(c.hidden, c.mlp_width, "mlp")
         table |= {f"layers.{layer}.{k}": v for k, v in parts.items()}
     if c.residual.kind == "attention":
@@ -86,6 +84,20 @@ def _residual(c: ModelConfig) -> dict[str, Stored]:
             )
         }
     return {}
+
+
+def _attention(c: ModelConfig, layer: int) -> dict[str, Stored]:
+    kind = c.every_layer[layer]
+    return _kda(c) if kind == "kda" else _gqa(c) if kind == "gqa" else _mla(c, layer)
+
+
+def _gqa(c: ModelConfig) -> dict[str, Stored]:
+    g, d = c.gqa, c.hidden
+    table = {
+        f"{x}_proj.weight": Stored((n * g.dim, d)) for x, n in (("q", g.heads), ("k", g.kv_heads), ("v", g.kv_heads))
+    }
+    table |= {f"{x}_norm.weight": Stored((n * g.dim,)) for x, n in (("q", g.heads), ("k", g.kv_heads))}
+    return table | {"o_proj.weight": Stored((d, g.heads * g.dim))}
 
 
 def _kda(c: ModelConfig) -> dict[str, Stored]:

@@ -11,9 +11,10 @@ from torch import Tensor
 from day0check.accelerated import layers, towers, vision
 from day0check.accelerated.batch import Batch
 from day0check.accelerated.cache import Caches
+from day0check.accelerated.grouped import gqa
 from day0check.accelerated.ops import strict_sums
 from day0check.accelerated.residual import make_spine
-from day0check.accelerated.weights import Kda, read_model
+from day0check.accelerated.weights import Gqa, Kda, Mla, read_model
 from day0check.accelerated.workspace import Workspace
 from day0check.errors import InputError
 from day0check.probe.recorder import Caller
@@ -62,8 +63,8 @@ class Engine:
             device=self.device,
             seed=seed,
             snapshots=snapshots,
-            layouts=self.layouts,
             memory=memory,
+            layouts=self.layouts,
         )
 
     @torch.no_grad()
@@ -120,7 +121,7 @@ class Engine:
             at = caller.at(f"layers.{number:02d}")
             h = spine.attention_input(at, number)
             h = at("norm.rms", h, site="input", weight=layer.input_norm, eps=self.config.eps)
-            mixer: Callable[..., Tensor] = layers.kda if isinstance(layer.attention, Kda) else layers.mla
+            mixer = _mixer(layer.attention)
             spine.add_attention(at, number, mixer(step, at, number, h, layer.attention))
             h = spine.mlp_input(at, number)
             h = at("norm.rms", h, site="post_attention", weight=layer.post_norm, eps=self.config.eps)
@@ -165,3 +166,10 @@ class Engine:
             positions=torch.tensor(rows.position, device=x.device),
         )
         return chosen.tolist()
+
+
+def _mixer(attention: Kda | Mla | Gqa) -> Callable[..., Tensor]:
+    """The attention sublayer that has these weights."""
+    if isinstance(attention, Kda):
+        return layers.kda
+    return gqa if isinstance(attention, Gqa) else layers.mla

@@ -84,6 +84,16 @@ class Kda:
 
 
 @dataclass(frozen=True)
+class Gqa:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    query_norm: Tensor  # [H, d]
+    key_norm: Tensor  # [Hk, d]
+    output: Tensor
+
+
+@dataclass(frozen=True)
 class Index:
     query: Tensor
     weights: Tensor
@@ -114,7 +124,7 @@ class Layer:
     post_norm: Tensor
     attention_mix: Mix | Streams | None
     mlp_mix: Mix | Streams | None
-    attention: Kda | Mla
+    attention: Kda | Mla | Gqa
     mlp: Mlp | Moe
 
 
@@ -204,8 +214,25 @@ def _layer(read: Reader, config: ModelConfig, number: int) -> Layer:
         post_norm=read(f"{place}.post_attention_layernorm.weight"),
         attention_mix=read.residual(place, spine, "self_attention_res", "hc_attn"),
         mlp_mix=read.residual(place, spine, "mlp_res", "hc_ffn"),
-        attention=_kda(read, config, f"{place}.self_attn") if kind == "kda" else _mla(read, config, number),
+        attention=_attention(read, config, number, kind),
         mlp=_moe(read, config, f"{place}.block_sparse_moe") if config.is_moe(number) else read.mlp(f"{place}.mlp"),
+    )
+
+
+def _attention(read: Reader, config: ModelConfig, number: int, kind: str) -> Kda | Mla | Gqa:
+    place = f"layers.{number}.self_attn"
+    if kind == "kda":
+        return _kda(read, config, place)
+    return _gqa(read, config, place) if kind == "gqa" else _mla(read, config, number)
+
+
+def _gqa(read: Reader, config: ModelConfig, place: str) -> Gqa:
+    g = config.gqa
+    return Gqa(
+        **{part: read(f"{place}.{part}_proj.weight") for part in "qkv"},
+        query_norm=read(f"{place}.q_norm.weight").view(g.heads, g.dim),
+        key_norm=read(f"{place}.k_norm.weight").view(g.kv_heads, g.dim),
+        output=read(f"{place}.o_proj.weight"),
     )
 
 

@@ -20,6 +20,7 @@ BLOCK_ELEMENTS = 2**22  # float64 elements of arguments and results that one blo
 # (point, matrix, arguments that carry none of it).
 BEFORE_A_MATRIX = {
     "mla.attention": ("p", "values", ()),
+    "gqa.attention": ("p", "values", ()),
     "vision.attention": ("p", "v", ()),
     "dsa.attention": ("p", "keys", ()),
     "mlp.dense": ("h", "down", ()),

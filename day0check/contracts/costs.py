@@ -124,6 +124,7 @@ MODELS: dict[str, Callable[..., Cost | None]] = {
     "mla.absorb": _per_head,
     "mla.value": _per_head,
     "mla.attention": _attention,
+    "gqa.attention": _attention,
     "mla.output": _output,
     "dsa.index_weights": linear_cost,
     "dsa.index_key": _index_key,

@@ -21,7 +21,7 @@ def _value(d: Draw, name: str) -> Arguments:
     return d.rows(name, ROWS, HEADS, LATENT), {"weight": d.act(HEADS, LATENT, 16, scale=0.18)}
 
 
-def _batches(d: Draw, name: str, keys: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+def batches(d: Draw, name: str, keys: int) -> tuple[int, torch.Tensor, torch.Tensor]:
     """(requests, owner [rows], visible [rows]) by the name of the input."""
     rows = torch.arange(ROWS, device=d.device)
     if name == "ragged":
@@ -40,7 +40,7 @@ def _batches(d: Draw, name: str, keys: int) -> tuple[int, torch.Tensor, torch.Te
 
 def _attention(d: Draw, name: str) -> Arguments:
     keys = 4 * PAGE + 1
-    requests, owner, visible = _batches(d, name, keys)
+    requests, owner, visible = batches(d, name, keys)
     latent = d.act(requests, keys, 1, LATENT + ROPE)
     scale = (12.0 if name == "sharp" else 1.0) * (16 + ROPE) ** -0.5
     return d.act(ROWS, HEADS, LATENT + ROPE), {
@@ -96,7 +96,7 @@ def _pool_key(d: Draw, name: str) -> Arguments:
 
 def _score(d: Draw, name: str) -> Arguments:
     keys = 4 * PAGE + 1
-    requests, owner, _ = _batches(d, name, keys)
+    requests, owner, _ = batches(d, name, keys)
     q, k, weights = d.raw(ROWS, 16, 32), d.raw(requests, keys, 32), d.raw(ROWS, 16, scale=0.25)
     if name == "all_negative":
         q, k = q.abs(), -k.abs()

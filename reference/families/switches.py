@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from reference.config import ModelConfig
+from reference.config import Gqa, ModelConfig
 from reference.errors import CheckpointError
 from reference.families.keys import Keys
 
@@ -18,8 +18,8 @@ def with_switches(config: ModelConfig, keys: Keys) -> ModelConfig:
     """The configuration with the switches of config.json's own part; the same where there is none.
 
     `mrope_section`: [temporal, height, width] numbers of channel pairs. `image_break_token_id`: ends each row of an
-    image. `index_kpool_overlap`: pools of index keys reach back over the pool before. Raises CheckpointError for a
-    switch that does not fit the model.
+    image. `index_kpool_overlap`: pools of index keys reach back over the pool before. `grouped_query`: {`layers` from 0,
+    `heads`, `kv_heads`, `head_dim`}. Raises CheckpointError for a switch that does not fit the model.
     """
     own = keys.part(PART, optional=True)
     if own is None:
@@ -38,7 +38,20 @@ def with_switches(config: ModelConfig, keys: Keys) -> ModelConfig:
         pools = config.index is not None and config.index.pool > 1
         _must(pools, own, "index_kpool_overlap needs an index with pools")
         config = replace(config, index=replace(config.index, overlap=True))
-    return config
+    return _grouped_query(config, own)
+
+
+def _grouped_query(config: ModelConfig, own: Keys) -> ModelConfig:
+    part = own.part("grouped_query", optional=True)
+    if part is None:
+        return config
+    gqa = Gqa(part.integer("heads"), part.integer("kv_heads"), part.integer("head_dim"))
+    layers = part.integers("layers")
+    _must(set(layers) <= set(range(len(config.layers))), part, f"layers must be below {len(config.layers)}")
+    _must(min(gqa.kv_heads, gqa.dim) > 0 and gqa.heads % gqa.kv_heads == 0, part, "kv_heads must divide heads")
+    _must(config.rope.layout == "none" or gqa.dim % 2 == 0, part, "head_dim must be even")
+    kinds = tuple("gqa" if number in layers else kind for number, kind in enumerate(config.layers))
+    return replace(config, layers=kinds, gqa=gqa)
 
 
 def _must(holds: bool, own: Keys, what: str) -> None:

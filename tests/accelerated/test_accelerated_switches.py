@@ -15,7 +15,7 @@ from day0check.contracts import CONTRACTS
 from day0check.probe.recorder import Caller, Observer, Recorder
 from day0check.probe.registry import Operators
 from day0check.types import Request, Schedule, ScheduleEvent, Turn
-from reference.config import Rope
+from reference.config import Gqa, Rope
 from reference.model import Model
 
 CPU = torch.device("cpu")
@@ -29,6 +29,10 @@ def change(part, **fields):
 IN_ROWS = change(BASE.tokens, media_pad=PAD, row_break=BREAK)
 VARIANTS = {
     "three axes": change(BASE, rope=Rope("half", sections=(1, 2, 1)), tokens=IN_ROWS),
+    "grouped queries": change(BASE, layers=("gqa", "kda", "dsa", "gqa"), gqa=Gqa(6, 2, 8), rope=Rope("half")),
+    "grouped queries of three axes, one key head": change(
+        BASE, layers=("gqa", "mla"), gqa=Gqa(4, 1, 8), rope=Rope("interleaved", sections=(1, 2, 1)), tokens=IN_ROWS
+    ),
     "overlapping pools": change(
         BASE, layers=("dsa", "kda", "dsa_shared", "dsa"), index=change(INDEX, topk=12, pool=4, overlap=True)
     ),

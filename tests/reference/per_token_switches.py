@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import per_token_model
-from per_token_model import PerToken, softmax
+from per_token_model import PerToken, rms, softmax
 
 
 def rotate_by(x, three, layout, config):
@@ -38,6 +38,27 @@ class Switched(PerToken):
             return super().logits(tokens)
         finally:
             per_token_model.rotate = plain
+
+    # ------------------------------------------------------------------------------------------------ grouped queries
+
+    def latent_attention(self, x, position, memory, kind):
+        if kind != "gqa":
+            return super().latent_attention(x, position, memory, kind)
+        g, out = self.c.gqa, []
+        heads = {n: (self.w(f"self_attn.{n}_proj.weight") @ x).reshape(-1, g.dim) for n in "qkv"}
+        for n in "qk":
+            weights = self.w(f"self_attn.{n}_norm.weight").reshape(-1, g.dim)
+            heads[n] = [rms(head, own, self.c.eps) for head, own in zip(heads[n], weights, strict=True)]
+            if self.c.rope.layout != "none":
+                heads[n] = [
+                    per_token_model.rotate(h, position, self.c.rope.theta, self.c.rope.layout) for h in heads[n]
+                ]
+        memory["keys"].append((heads["k"], heads["v"]))
+        for number, q in enumerate(heads["q"]):
+            shared = number // (g.heads // g.kv_heads)
+            p = softmax(np.array([q @ keys[shared] for keys, _ in memory["keys"]]) / math.sqrt(g.dim))
+            out.append(sum(w * values[shared] for w, (_, values) in zip(p, memory["keys"], strict=True)))
+        return self.w("self_attn.o_proj.weight") @ np.concatenate(out)
 
     # ----------------------------------------------------------------------------------------------------------- index
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from per_token_switches import Switched
 from test_reference_model import TOKENS, Memory, small
 
-from reference.config import Rope
+from reference.config import Gqa, Rope
 from reference.errors import CheckpointError
 from reference.families import read_config
+from reference.grouped import grouped_attention
 from reference.model import Model
 from reference.pooling import pool_members
 from reference.presets import preset
@@ -135,6 +136,30 @@ def test_members_of_pools_that_overlap(pool, tokens, begun):
         assert members == before + [10 * t + 1 for t in range(first, first + pool)]
 
 
+# ---------------------------------------------------------------------------------------------------- grouped queries
+
+
+@pytest.mark.parametrize(
+    ("gqa", "rope"),
+    [(Gqa(4, 2, 4), Rope("half")), (Gqa(3, 1, 4), Rope("interleaved")), (Gqa(2, 2, 5), Rope())],
+    ids=["two groups", "one group", "a key head each"],
+)
+def test_the_model_with_grouped_queries_against_the_derivation(gqa, rope):
+    """Catches a query head that reads another group's key, a norm over all heads or with another head's weights, a
+    rotation before the norm, and keys and values that are mixed up in the cache."""
+    index = small().index if rope.layout != "none" else replace(small().index, rope=0, rope_layout="none")
+    config = small(gqa=gqa, rope=rope, index=index, layers=("gqa", "dsa", "kda", "gqa", "mla"))
+    against_the_derivation(config, TOKENS)
+
+
+def test_key_heads_that_do_not_divide_the_query_heads_are_refused():
+    """Catches query heads without a key head."""
+    owner = visible = torch.zeros(1, dtype=torch.int64)
+    keys = torch.zeros(1, 2, 2, 4)
+    with pytest.raises(ValueError, match="no multiple"):
+        grouped_attention(torch.zeros(1, 3, 4), keys=keys, values=keys, owner=owner, visible=visible, scale=1.0)
+
+
 # ------------------------------------------------------------------------------------------------------ configuration
 
 
@@ -153,6 +178,8 @@ def test_a_turn_writes_its_images_in_rows():
         ({"mrope_section": [4, 4]}, "must be 3 numbers"),
         ({"image_break_token_id": 5000}, "must be below"),
         ({"index_kpool_overlap": True}, "needs an index with pools"),
+        ({"grouped_query": {"layers": [1], "heads": 4, "kv_heads": 3, "head_dim": 16}}, "must divide"),
+        ({"grouped_query": {"layers": [8], "heads": 4, "kv_heads": 2, "head_dim": 16}}, "layers must be below 8"),
         ({"image_break_token_id": "x"}, "must be int"),
     ],
 )
