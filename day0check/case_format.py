@@ -35,6 +35,7 @@ from day0check.errors import InputError
 STAGES = ("smoke", "t-minus", "t0", "t1")
 DEFAULT_STAGE = "t0"
 WITHOUT_MODEL = "operators/"  # ids under this need no model and hold no request
+WITHOUT_REQUEST = (WITHOUT_MODEL, "service/")  # a service is asked what `load/scenario.py` holds
 
 # ------------------------------------------------------------------------------------------------- the format
 
@@ -276,9 +277,9 @@ def contradictions(entry: CaseEntry) -> Problems:
     for i, event in enumerate(entry.schedule.events):
         if event.request not in names:
             problems.append((f"schedule.events[{i}].request", f"no request {event.request!r} in this case"))
-    if entry.id.startswith(WITHOUT_MODEL) and names:
-        problems.append(("request", f"a case under {WITHOUT_MODEL} runs no model and holds no request"))
-    if not entry.id.startswith(WITHOUT_MODEL) and not names:
+    if entry.id.startswith(WITHOUT_REQUEST) and names:
+        problems.append(("request", f"a case under {' or '.join(WITHOUT_REQUEST)} runs no model itself and holds no request"))
+    if not entry.id.startswith(WITHOUT_REQUEST) and not names:
         problems.append(("request", "at least one request is needed"))
     return problems
 

@@ -39,6 +39,14 @@ class Wish:
     waivers: Path | None
     budget_s: float | None
     time_limit_s: float | None
+    tp: int = 1
+    ep: int = 1
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """The layout as a plan has it; empty for one device."""
+        cut = self.tp > 1 or self.ep > 1
+        return {"tensor_parallel": self.tp, "expert_parallel": self.ep} if cut else {}
 
 
 @click.command()
@@ -47,6 +55,10 @@ class Wish:
 @click.option("--backend", default="accelerated", show_default=True, metavar="NAME|FILE.py:NAME", help="How to run it.")
 @click.option("--ops", metavar="FILE.py", help="Operators that replace those of the backend.")
 @click.option("--fault", metavar="ID", help="Lay this known fault over the backend, on its own model and case.")
+@click.option(
+    "--tp", type=int, default=1, show_default=True, metavar="N", help="Ranks that heads and columns are cut over."
+)
+@click.option("--ep", type=int, default=1, show_default=True, metavar="N", help="Ranks that experts are laid over.")
 @click.option("--device", default="cpu", show_default=True, help="Where the candidate runs, as torch names it.")
 @click.option(
     "--profile",
@@ -136,18 +148,22 @@ def with_fault(wish: Wish, fault: str, *, given: frozenset[str]) -> Wish:
 
 def prepare(wish: Wish) -> tuple[Model, tuple[RunCase, ...]]:
     """Resolves every name before anything is started. Raises UsageError, InputError, NothingSelected."""
+    from day0check.accelerated.parallel.layout import layout_of
     from day0check.backends import loader
     from day0check.case import load_cases
     from day0check.cli.resolve import check_device, find_model
+    from day0check.cli.service import servable
     from day0check.contracts.profiles import profile_named
 
     profile_named(wish.profile)
+    layout_of({"tensor_parallel": wish.tp, "expert_parallel": wish.ep})
     loader.parse(wish.backend)
     if wish.ops is not None:
         loader.check_operators_file(wish.ops)
     model = find_model(wish.model)
     check_device(wish.device)
     cases = load_cases(wish.selectors, config=model.config, model=wish.model, stage=wish.stage, profile=wish.profile)
+    cases = servable(cases, backend=wish.backend, one_device=not wish.layout, selectors=wish.selectors)
     if wish.time_limit_s is not None:
         cases = tuple(replace(case, time_limit_s=wish.time_limit_s) for case in cases)
     return model, cases
@@ -163,6 +179,7 @@ def run_and_judge(
     from day0check.cli.assemble import judge, moment
     from day0check.cli.gate import compared
     from day0check.cli.progress import progress
+    from day0check.cli.service import split, with_service
 
     waivers, waivers_file = waivers_of(wish.waivers, on=today())
     if wish.baseline is not None:
@@ -175,10 +192,15 @@ def run_and_judge(
         "waivers": str(waivers_file) if waivers_file else "",
         "started": moment(),
     }
-    plan = plan_of(wish, model, cases, folder)
+    engine_cases, service_cases = split(cases)
+    plan = plan_of(wish, model, engine_cases, folder)
     audited = inspect(model.directory)
-    with progress(len(cases)) as tell:
-        results = runner.run(plan, tell)
+    if engine_cases:
+        with progress(len(engine_cases)) as tell:
+            results = runner.run(plan, tell)
+    else:
+        runner.prepare_out(folder)
+        results = []
     judged = judge(
         results,
         folder,
@@ -190,6 +212,7 @@ def run_and_judge(
         partial=bool(wish.selectors),
         audited=audited,
     )
+    judged = with_service(judged, service_cases, model, folder, profile=wish.profile, device=wish.device, ops=wish.ops)
     scene = replace(judged.scene, measured={**judged.scene.measured, "seconds": time.monotonic() - begin})
     answered = (judged.outcomes, judged.findings, scene)
     if wish.baseline is not None:
@@ -203,7 +226,7 @@ def reproduce(wish: Wish, model: Model, cases: tuple[RunCase, ...], folder: Path
 
     first = verdict.first_fault
     case = first and next((c for c in cases if c.id == first.evidence.get("case")), None)
-    if verdict.status != "not_ready" or case is None:
+    if verdict.status != "not_ready" or case is None or case.id.startswith("service/"):
         return
     facts = {"backend": wish.backend, "device": wish.device, "profile": wish.profile, "model": wish.model}
     facts |= {k: str(verdict.environment.get(k, {}).get("version", "unknown")) for k in ("torch", "python")}
@@ -223,6 +246,7 @@ def plan_of(wish: Wish, model: Model, cases: tuple[RunCase, ...], out: Path) -> 
         profile=wish.profile,
         device=wish.device,
         ops=wish.ops,
+        layout=wish.layout,
     )
 
 
@@ -236,7 +260,7 @@ def model_record(wish: Wish, model: Model) -> dict[str, Any]:
         "layers": len(model.config.layers),
         "backend": wish.backend.rpartition("/")[2],
         "device": wish.device,
-        "layout": {"tensor_parallel": 1, "expert_parallel": 1},
+        "layout": {"tensor_parallel": wish.tp, "expert_parallel": wish.ep},
     }
     if wish.ops is not None:
         file = Path(wish.ops)

@@ -12,6 +12,7 @@ from day0check.checks import service_operators, service_start
 from day0check.checks.endpoint import CASE, endpoint_checks_of, judge_endpoint
 from day0check.checks.endpoint_interference import most_at_once
 from day0check.checks.evidence import Answer
+from day0check.contracts.profiles import profile_named
 from day0check.load.client import Limits, Target, target_of
 from day0check.load.kept import exchange_line, sample_lines, write_lines
 from day0check.load.observe import Seen, observe
@@ -32,11 +33,16 @@ CHECKS = (service_start.NAME, service_operators.NAME)
 
 @dataclass(frozen=True)
 class Reference:
-    """The served model's files: what its answers are held against."""
+    """The served model's files: what its answers are held against. `most`: how many answers at the most."""
 
     directory: Path
     config: ModelConfig
     ends: tuple[int, ...] = ()
+    most: int | None = None
+
+    def wish(self, wish: Wish, seed: int) -> Wish:
+        """The wish with prompts to be followed and the end tokens to be tried."""
+        return replace(wish, followed=prompts(self.config, seed=seed)[: self.most], ends=self.ends)
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def ask(target: Target, plan: Plan, folder: Path, tell: Tell = lambda _: None) -
     """
     reference, wish = plan.reference, plan.wish
     if reference is not None:
-        wish = replace(wish, followed=prompts(reference.config, seed=plan.seed), ends=reference.ends)
+        wish = reference.wish(wish, plan.seed)
     seen = observe(target, wish, limits=plan.limits, speed=plan.speed, tell=tell)
     keep(seen, folder)
     return judge(seen.observed, plan, tell)
@@ -79,7 +85,7 @@ def ask(target: Target, plan: Plan, folder: Path, tell: Tell = lambda _: None) -
 def judge(observed: Observed, plan: Plan, tell: Tell = lambda _: None) -> Asked:
     """Judges what was seen; the reference follows the answers that it can follow."""
     reference = plan.reference
-    observed = replace(observed, profile=plan.profile, slo_share=plan.slo_share)
+    observed = replace(observed, profile=profile_named(plan.profile).base, slo_share=plan.slo_share)
     if reference is not None:
         tell("reference")
         observed = _with_reference(observed, reference, plan)
@@ -112,7 +118,7 @@ def _with_reference(observed: Observed, reference: Reference, plan: Plan) -> Obs
     answers, reason = followable(observed.exchanges)
     if not answers:
         return replace(observed, reference_reason=reason)
-    rows = follow(reference.directory, plan.profile, answers, seed=plan.seed)
+    rows = follow(reference.directory, profile_named(plan.profile), answers, seed=plan.seed)
     return replace(observed, reference=rows, reference_reason=reason)
 
 
@@ -138,7 +144,7 @@ def ask_own(server_plan: ServerPlan, plan: Plan, folder: Path, *, case: str, tel
             tell("serve")
             target, wish = target_of(server.url), plan.wish
             if plan.reference is not None:
-                wish = replace(wish, followed=prompts(plan.reference.config, seed=plan.seed), ends=plan.reference.ends)
+                wish = plan.reference.wish(wish, plan.seed)
             seen = observe(target, wish, limits=plan.limits, speed=plan.speed, tell=tell)
             keep(seen, folder)
     if started:

@@ -39,11 +39,11 @@ def test_every_id_is_the_path_of_its_file() -> None:
 
 def test_the_stage_t0_asks_every_question_of_the_issue(cases: dict[str, RunCase]) -> None:
     """Would catch a default run that lost a kind of case."""
-    assert {"text", "image", "long_context", "agent", "operators"} == {name.split("/")[0] for name in cases}
+    assert {"text", "image", "long_context", "agent", "operators", "service"} == {name.split("/")[0] for name in cases}
     assert any(len(r.turns) >= 2 for c in cases.values() for r in c.requests)
     assert any(turn.images for c in cases.values() for r in c.requests for turn in r.turns)
     assert decode_steps(cases["text/decode_64"]) >= 64
-    assert [c.id for c in cases.values() if not c.requests] == ["operators/contracts"]
+    assert [c.id for c in cases.values() if not c.requests] == ["operators/contracts", "service/embedded"]
 
 
 def test_the_long_case_is_over_every_edge(cases: dict[str, RunCase], config) -> None:
