@@ -138,7 +138,7 @@ def least(runs: list[dict[str, Spent]]) -> dict[str, Spent]:
 
 
 def table(ours: dict[str, Spent], theirs: dict[str, Spent], *, asked: float, roofs: tuple[float, float]) -> list[str]:
-    """A line an operator, the slowest first: seconds of both, times faster, share of its roof, and whether it is met."""
+    """A line an operator, the slowest first: seconds of both, times faster, share of its roof, and if it is met."""
     lines = [f"    {'operator':20} {'engine ms':>10} {'reference ms':>13} {'faster':>8} {'of roof':>8}"]
     for name in sorted(ours, key=lambda n: -ours[n].seconds):
         mine, other = ours[name], theirs.get(name, Spent())

@@ -13,6 +13,8 @@ from day0check.probe.recorder import Here
 if TYPE_CHECKING:
     from day0check.accelerated.layers import Step
 
+SCORE_BYTES = 256 << 20  # of the scores of one layer that exist at once; a single row may need more
+
 
 def pick(step: Step, at: Here, layer: int, x: Tensor, latent_query: Tensor, p: Index) -> Tensor:
     """Writes the step's index keys, scores every key of each row's request and picks the best visible ones.
@@ -41,12 +43,29 @@ def pick(step: Step, at: Here, layer: int, x: Tensor, latent_query: Tensor, p: I
         owner=batch.every,
         indices=history,
     )
-    scores = at("dsa.score", q, weights=weights, keys=keys, owner=batch.owner, scale=i.dim**-0.5)
-    threshold = i.threshold if i.select == "threshold" else None
-    picked = at("dsa.select", scores, k=i.topk // i.pool, visible=visible, threshold=threshold)
+    picked = _choose(step, at, q, weights, keys, visible)
     if not pooled:
         return picked
     return at("dsa.expand", picked, visible=batch.visible, pool=i.pool, tail=i.pool_tail)
+
+
+def _choose(step: Step, at: Here, q: Tensor, weights: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
+    """Positions int32 [rows, k] of the best of the first `visible` [rows] of `keys` [batch, n, dI], -1 for none.
+
+    Scores [rows, n] are made and read for as many rows at a time as `SCORE_BYTES` has room for.
+    """
+    i, batch, rows = step.config.index, step.batch, q.shape[0]
+    threshold = i.threshold if i.select == "threshold" else None
+    size = max(1, SCORE_BYTES // (4 * max(1, keys.shape[1])))
+    picked = []
+    for start in range(0, rows, size):
+        some = slice(start, min(start + size, rows))
+        tiled = {"row_map": batch.rows.take(range(some.start, some.stop))} if rows > size and step.watched() else {}
+        own = {"weights": weights[some], "keys": keys, "owner": batch.owner[some]}
+        scores = at("dsa.score", q[some], **tiled, **own, scale=i.dim**-0.5)
+        seen = visible[some]
+        picked.append(at("dsa.select", scores, **tiled, k=i.topk // i.pool, visible=seen, threshold=threshold))
+    return picked[0] if len(picked) == 1 else torch.cat(picked)
 
 
 def _write_pools(step: Step, at: Here, layer: int, x: Tensor, key: Tensor, p: Index) -> None:

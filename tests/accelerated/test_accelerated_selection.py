@@ -1,0 +1,106 @@
+"""Selection in tiles: exact under the tie rule, inside its byte budget, with one new index key a layer and step."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from day0check.accelerated import indexer
+from day0check.accelerated.ops import index
+from day0check.backends.accelerated import Accelerated
+from day0check.probe.recorder import Observer, Recorder
+from day0check.types import Request, Schedule, Turn
+from reference.presets import preset_dir
+
+
+def text(seed: int, count: int) -> tuple[int, ...]:
+    return tuple(torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+def by_sorting(scores: torch.Tensor, k: int, visible: torch.Tensor) -> list[set[int]]:
+    """The rule in words, a row at a time: the larger first, among equals the lower index, NaN behind every number."""
+    found = []
+    for row, seen in zip(scores.tolist(), visible.tolist(), strict=True):
+        order = sorted(range(seen), key=lambda i: (row[i] != row[i], 0.0 if row[i] != row[i] else -row[i], i))
+        found.append(set(order[:k]))
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 5),
+    n=st.integers(0, 700),
+    k=st.sampled_from([1, 3, 64, 200]),
+    levels=st.integers(1, 40),
+    seed=st.integers(0, 1000),
+)
+def test_blocks_and_their_merge_are_a_full_sort(rows, n, k, levels, seed):
+    """Catches a winner lost at a block's or a row block's edge, a tie broken upwards, a hidden key that is chosen."""
+    draw = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-levels, levels, (rows, n), generator=draw).float() / 4
+    scores[torch.rand(rows, n, generator=draw) < 0.02] = float("nan")
+    scores[torch.rand(rows, n, generator=draw) < 0.02] = float("-inf")
+    visible = torch.randint(0, n + 1, (rows,), generator=draw)
+    found = index.select(scores, k=k, visible=visible)
+    assert found.shape == (rows, k)
+    chosen = [{i for i in row if i >= 0} for row in found.tolist()]
+    assert chosen == by_sorting(scores, k, visible)
+    assert [sum(i >= 0 for i in row) for row in found.tolist()] == [min(k, v) for v in visible.tolist()]
+
+
+def test_a_million_keys_are_ranked_as_by_sorting():
+    """Catches an index or a block count that overflows, or ties that are decided inside a block only."""
+    n, k = 1 << 20, 2048
+    scores = torch.randint(0, 300, (1, n), generator=torch.Generator().manual_seed(3)).float()
+    best = torch.sort(scores[0], descending=True, stable=True).indices[:k]
+    found = index.select(scores, k=k, visible=torch.tensor([n]))
+    assert set(found[0].tolist()) == set(best.tolist())
+
+
+class Calls(Observer):
+    def __init__(self) -> None:
+        self.scores, self.picked, self.written, self.phases = [], {}, [], []
+
+    def after(self, call, token, results):
+        if call.operator == "dsa.score":
+            self.scores.append(results[0].numel() * results[0].element_size())
+        if call.operator == "dsa.select":
+            for row, indices in enumerate(results[0].tolist()):
+                self.picked[call.tap, *call.rows.address(row)] = {i for i in indices if i >= 0}
+        if call.operator == "index.write":
+            self.written.append((call.phase, call.step, call.tap, int((call.kwargs["slots"] >= 0).sum())))
+
+
+@pytest.fixture(scope="module")
+def backend():
+    loaded = Accelerated()
+    loaded.load(str(preset_dir("tiny")), "fp32", "cpu", {})
+    return loaded
+
+
+def run(backend, **schedule) -> Calls:
+    calls = Calls()
+    requests = (
+        Request("a", (Turn(text(1, 300)),), max_new_tokens=6),
+        Request("b", (Turn(text(2, 90)),), max_new_tokens=6),
+    )
+    backend.run(requests, Schedule(**schedule), Recorder([calls]))
+    return calls
+
+
+def test_scores_stay_inside_their_budget_and_the_choice_is_the_same(backend, monkeypatch):
+    """Catches scores of a whole chunk that exist at once, and rows mixed up between tiles."""
+    whole = run(backend)
+    monkeypatch.setattr(indexer, "SCORE_BYTES", 1 << 14)
+    tiled = run(backend)
+    assert max(whole.scores) > 1 << 14 >= max(tiled.scores)
+    assert len(tiled.scores) > len(whole.scores)
+    assert tiled.picked == whole.picked
+
+
+def test_a_decode_step_writes_one_index_key_a_layer_and_request(backend):
+    """Catches an index that is written anew, in whole or twice, at every step."""
+    calls = run(backend)
+    decoded = [(step, tap, count) for phase, step, tap, count in calls.written if phase == "decode"]
+    assert len(decoded) == len({(step, tap) for step, tap, _ in decoded}) == 5 * 2
+    assert {count for *_, count in decoded} == {2}
