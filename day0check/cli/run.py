@@ -41,6 +41,7 @@ class Wish:
     time_limit_s: float | None
     tp: int = 1
     ep: int = 1
+    scheduler: str | None = None  # of the server, in service cases
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -135,11 +136,12 @@ def with_fault(wish: Wish, fault: str, *, given: frozenset[str]) -> Wish:
     for option in sorted({"ops", "backend"} & given):
         todo = f"a fault brings its own candidate: leave --{option} or --fault out"
         raise UsageError(f"--fault and --{option} exclude each other", where=f"--fault {fault}", todo=todo)
-    entry = located.entry
+    entry, served = located.entry, located.scheduler is not None
     return replace(
         wish,
         ops=located.ops,
-        backend=located.backend,
+        scheduler=located.scheduler,
+        backend="accelerated" if served else located.backend,
         model=wish.model if "model" in given else entry.model,
         profile=wish.profile if "profile" in given else entry.profile,
         selectors=wish.selectors or (located.case,),
@@ -180,6 +182,7 @@ def run_and_judge(
     from day0check.cli.gate import compared
     from day0check.cli.progress import progress
     from day0check.cli.service import split, with_service
+    from day0check.service.cases import Served
 
     waivers, waivers_file = waivers_of(wish.waivers, on=today())
     if wish.baseline is not None:
@@ -212,7 +215,10 @@ def run_and_judge(
         partial=bool(wish.selectors),
         audited=audited,
     )
-    judged = with_service(judged, service_cases, model, folder, profile=wish.profile, device=wish.device, ops=wish.ops)
+    served = Served(
+        model.directory, model.name, model.config, wish.profile, wish.device, ops=wish.ops, scheduler=wish.scheduler
+    )
+    judged = with_service(judged, service_cases, served, folder)
     scene = replace(judged.scene, measured={**judged.scene.measured, "seconds": time.monotonic() - begin})
     answered = (judged.outcomes, judged.findings, scene)
     if wish.baseline is not None:

@@ -51,9 +51,13 @@ def compare_parameters(model: Any, profile: str, recorded: Iterable[Recorded]) -
     not: then the operators that only feed this choice are told with it. Any other tap that the reference does not have
     is not judged. Raises what reading the checkpoint raises.
     """
-    recorded = tuple(recorded)
     is_directory = isinstance(model, (str, Path))
-    source = _source(str(model), _stamps(Path(model))) if is_directory else _Source(model)
+    return compare_with(_source(str(model), _stamps(Path(model))) if is_directory else Source(model), profile, recorded)
+
+
+def compare_with(source: Source, profile: str, recorded: Iterable[Recorded]) -> list[Measure]:
+    """`compare_parameters` with a source of truth that is at hand."""
+    recorded = tuple(recorded)
     truth = source.truth({part for r in recorded for part in _parts_of(r)})
     rounds = profile_named(profile).act_dtype == "bfloat16"
     found: dict[tuple[str, str], list[_Comparison]] = {}
@@ -77,11 +81,11 @@ def _stamps(directory: Path) -> tuple[tuple[str, int], ...]:
 
 
 @functools.lru_cache(maxsize=1)
-def _source(directory: str, stamps: tuple[tuple[str, int], ...]) -> _Source:
-    return _Source(Checkpoint(directory))
+def _source(directory: str, stamps: tuple[tuple[str, int], ...]) -> Source:
+    return Source(Checkpoint(directory))
 
 
-class _Source:
+class Source:
     """A checkpoint as the truth about parameters; every pass and every expert is read once."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -190,7 +194,7 @@ class _Comparison:
     """One record beside the truth: how many arguments were compared, and (pattern, sentence) of those that differ."""
 
     def __init__(
-        self, recorded: Recorded, true: Recorded | None, source: _Source, rounds: bool, *, stranger: bool
+        self, recorded: Recorded, true: Recorded | None, source: Source, rounds: bool, *, stranger: bool
     ) -> None:
         self.recorded, self.source, self.rounds = recorded, source, rounds
         self.compared = 0
@@ -247,7 +251,7 @@ class _Comparison:
         return f"the values of {name} are not those of the checkpoint"
 
     def _experts(self, part: str, names: dict[str, str]) -> None:
-        """Stacks of experts, expert by expert. `names`: argument -> what `_Source.experts` calls it."""
+        """Stacks of experts, expert by expert. `names`: argument -> what `Source.experts` calls it."""
         for argument, name in names.items():
             weight = self.recorded.weights.get(argument)
             if weight is None or self.recorded.layer is None:

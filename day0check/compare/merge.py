@@ -30,23 +30,27 @@ PARAMETERS = "parameters.jsonl"
 _LINKED = ("outputs.json", "timing.jsonl")
 
 
-def merge_case(ranks: Sequence[Path], into: Path, *, expert_parallel: bool, facts: dict[str, Any]) -> list[Measure]:
+def merge_case(
+    ranks: Sequence[Path], into: Path, *, expert_parallel: bool, facts: dict[str, Any], finished: bool = True
+) -> list[Measure]:
     """Writes under `into` what a candidate on one device would have left, from the snapshot of each rank, in order.
 
-    `facts`: what stands in ranks.json beside the folders. Gives the merged measures. Raises InputError for records
-    that cannot be read.
+    `facts`: what stands in ranks.json beside the folders. `finished`: whether all ranks came to the end; without it
+    only the judgements are joined, since any rank may lack what the others gave it. Gives the merged measures. Raises
+    InputError for records that cannot be read.
     """
     snapshots = [Snapshot(folder) for folder in ranks]
     measures = merged_measures([s.measures for s in snapshots])
-    lines = [_lines(folder / EXCHANGES) for folder in ranks]
-    measures += exchange_measures(lines)
-    measures += pair_measures(lines, expert_parallel=expert_parallel)
-    manifest, tensors, replicas = _manifest(ranks, into)
-    measures += replicas + _outputs(snapshots)
+    if finished:
+        lines = [_lines(folder / EXCHANGES) for folder in ranks]
+        measures += exchange_measures(lines)
+        measures += pair_measures(lines, expert_parallel=expert_parallel)
+        manifest, tensors, replicas = _manifest(ranks, into)
+        measures += replicas + _outputs(snapshots)
+        if tensors:
+            write(into / "merged.safetensors", tensors)
+        _write_lines(into / MANIFEST, manifest)
     measures.sort(key=lambda m: (m.order, m.tap, m.phase))
-    if tensors:
-        write(into / "merged.safetensors", tensors)
-    _write_lines(into / MANIFEST, manifest)
     _write_lines(into / "measures.jsonl", [to_json(m) for m in measures])
     for name in _LINKED:
         if (ranks[0] / name).is_file():
@@ -56,12 +60,15 @@ def merge_case(ranks: Sequence[Path], into: Path, *, expert_parallel: bool, fact
     return measures
 
 
+def ranks_facts(candidate: Path) -> dict[str, Any]:
+    """What stands in ranks.json of a merged snapshot; empty for a run on one device."""
+    path = candidate / RANKS
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
 def rank_folders(candidate: Path) -> list[Path]:
     """The snapshots of the ranks behind a merged one, in order; empty for a run on one device."""
-    path = candidate / RANKS
-    if not path.is_file():
-        return []
-    return [(candidate / folder).resolve() for folder in json.loads(path.read_text(encoding="utf-8"))["folders"]]
+    return [(candidate / folder).resolve() for folder in ranks_facts(candidate).get("folders", ())]
 
 
 def merged_measures(ranks: Sequence[Iterable[Measure]]) -> list[Measure]:

@@ -30,8 +30,14 @@ def end_with(parent: int) -> None:
 def run(job: Job, events: Lines) -> None:
     import torch
 
+    from day0check.worker.ranks import is_launcher, run_rank, run_ranks
+
     torch.set_num_threads(job.threads)
-    if job.role == "candidate":
+    if is_launcher(job):
+        run_ranks(job, events)
+    elif job.gated:
+        run_rank(job, events, sys.stdin)
+    elif job.role == "candidate":
         from day0check.worker.candidate import run_candidate
 
         run_candidate(job, events)

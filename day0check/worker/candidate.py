@@ -8,6 +8,7 @@ import os
 import resource
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,8 @@ class Candidate:
 
     def lacks(self, case: RunCase) -> list[str]:
         """The capabilities that a case needs and the backend does not have."""
-        return sorted(needs(case) - set(self.backend.capabilities()))
+        wanted = needs(case) | ({"rank_taps"} if self.job.gated else set())
+        return sorted(wanted - set(self.backend.capabilities()))
 
     def run_case(self, case: RunCase) -> RunRecord:
         """Runs one case and leaves its files. Raises only what is not the candidate's fault."""
@@ -206,8 +208,9 @@ class Candidate:
             make_run(run, directory, execute, lacking=lacking, byte_cap=self.job.byte_cap)
 
 
-def run_candidate(job: Job, events: Lines) -> None:
-    """Runs the cases of a job in order. Raises the errors that are the user's or ours, never the candidate's."""
+def run_candidate(job: Job, events: Lines, cases: Iterable[RunCase] | None = None) -> None:
+    """Runs the cases of a job in order, or `cases` of them as they come. Raises the errors that are the user's or ours,
+    never the candidate's."""
     for module in job.imports:
         try:
             importlib.import_module(module)
@@ -220,7 +223,7 @@ def run_candidate(job: Job, events: Lines) -> None:
         candidate = Candidate(job, events)
     except Unavailable as error:
         reason = describe(error)
-    for case in job.cases:
+    for case in job.cases if cases is None else cases:
         events.write({"event": "begin", "case": case.id, "log_bytes": printed_bytes()})
         directory = case_directory(job.out, case.id, "candidate")
         directory.mkdir(parents=True, exist_ok=True)
@@ -246,10 +249,10 @@ def needs(case: RunCase) -> set[str]:
         wanted.add("batch")
     wanted |= {event.do for event in case.schedule.events}
     asked = {"mixed": case.schedule.mixed, "prefix": case.schedule.prefix_cache, "offload": case.schedule.host_pages}
+    asked["memory"] = case.schedule.memory
     wanted |= {name for name, wish in asked.items() if wish}
     if any(turn.images for request in case.requests for turn in request.turns):
         wanted.add("images")
-    asked["memory"] = case.schedule.memory
     if any(request.forced for request in case.requests):
         wanted.add("forced_tokens")
     return wanted

@@ -22,7 +22,7 @@ class Job:
     `events`: the file of JSON lines in which the worker says where it is. `byte_cap`: bytes of captured tensors a case.
     `repeats`: unobserved runs of each case after the observed one, for its times. `parent`: the runner's process id;
     the worker ends with it (0: it does not). `witness`: the one call to keep whole, as `probe.witness.Witness` takes
-    it, in place of everything else.
+    it, in place of everything else. `gated`: one rank of several, which waits for each case's id like a reference.
     """
 
     role: Literal["candidate", "reference"]
@@ -42,6 +42,7 @@ class Job:
     threads: int = 1
     parent: int = 0
     witness: dict[str, Any] | None = None
+    gated: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class RunRecord:
     `measured` in it: seconds (observed run, judging included), peak_rss_bytes. `output`: last lines that the process
     printed, given when it did not finish; `log`: the file that holds all of them, relative to the output directory.
     `missing`: operators with hard inputs that the backend does not have (operator cases). `repeat_equal`: whether the
-    unobserved repeat gave the same tokens (None: there was none).
+    unobserved repeat gave the same tokens (None: there was none). `rank`: the one that ended so, of several.
     """
 
     status: RunStatus
@@ -68,6 +69,7 @@ class RunRecord:
     repeat_equal: bool | None = None
     output: tuple[str, ...] = ()
     log: str = ""
+    rank: int | None = None
 
 
 def is_operator_case(case: RunCase) -> bool:

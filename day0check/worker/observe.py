@@ -11,6 +11,8 @@ from typing import Any
 from day0check.contracts import CONTRACTS
 from day0check.errors import CaptureError, Day0Error
 from day0check.probe.capture import Capture, Digests
+from day0check.probe.exchanges import Exchanges
+from day0check.probe.flow import Flow
 from day0check.probe.provenance import Provenance
 from day0check.probe.recorder import Call, Observer
 from day0check.probe.records import Lines, RecordError
@@ -94,6 +96,7 @@ class Observation:
         self.measures = Lines(directory / "measures.jsonl")
         self.digests: Lines | None = None
         self.parameters: Lines | None = None
+        self.exchanges: Lines | None = None
         self.capture: Capture | None = None
         self.provenance = Provenance(
             lambda line: self.measures.write(line), memory=memory_arguments(), mutates=written_arguments()
@@ -107,6 +110,7 @@ class Observation:
         else:
             from day0check.compare.bank import BankMemory
             from day0check.compare.local import Judge
+            from day0check.compare.merge import EXCHANGES
             from day0check.compare.parameters import ParametersRecorder
             from day0check.contracts.profiles import profile_named
 
@@ -116,6 +120,9 @@ class Observation:
             parameters = ParametersRecorder(lambda found: self.parameters.write(to_json(found)), known_weights())
             judge = Judge(profile_named(job.profile), self._measure)
             observers += [self.provenance, parameters, judge, BankMemory(self._measure), self.capture]
+            if job.gated:
+                self.exchanges = Lines(directory / EXCHANGES)
+                observers += [Exchanges(lambda line: self.exchanges.write(line)), Flow(self.measures.write)]
         self.observers = tuple(Guard(observer) for observer in observers)
 
     def _measure(self, measure: Measure) -> None:
@@ -129,6 +136,6 @@ class Observation:
 
     def close(self) -> None:
         self.measures.close()
-        for lines in (self.digests, self.parameters):
+        for lines in (self.digests, self.parameters, self.exchanges):
             if lines is not None:
                 lines.close()

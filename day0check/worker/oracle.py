@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+from day0check.compare.merge import rank_folders
+from day0check.compare.merge_parameters import compare_rank_parameters
 from day0check.probe.records import Lines, RecordError, replace_bytes
 from day0check.snapshot import Snapshot, case_directory
 from day0check.types import Measure, RunCase, to_json
@@ -53,7 +55,10 @@ def compare(job: Job, case: RunCase) -> RunRecord:
 
 
 def _parameters(job: Job, candidate: Path, reference: Path) -> None:
-    """Compares what the candidate recorded of weights and settings, where it recorded any."""
+    """Compares what the candidate recorded of weights and settings, where it recorded any; of ranks, what each has."""
+    if ranks := rank_folders(candidate):
+        _write(reference / "parameters.jsonl", compare_rank_parameters(job.model_dir, job.profile, candidate, ranks))
+        return
     if not (candidate / "parameters.jsonl").is_file():
         return
     from day0check.compare.checkpoint_parameters import compare_parameters

@@ -36,7 +36,7 @@ class Process:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command(jobs / f"{name}.json"),
-                stdin=subprocess.PIPE if job.role == "reference" else subprocess.DEVNULL,
+                stdin=subprocess.PIPE if job.role == "reference" or job.gated else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment(job.threads),
