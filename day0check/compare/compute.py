@@ -9,7 +9,8 @@ import torch
 
 from day0check.compare.directions import STEP, Parameter
 from day0check.compare.judgement import Judgement, merge
-from day0check.compare.metrics import Expected, judge_result
+from day0check.compare.metrics import judge_result
+from day0check.compare.one_rounding import Expected
 from day0check.compare.replay import Replay
 from day0check.compare.rounding import Mode, Rounder, random_variance, round_blocks, ulp
 from day0check.compare.sums import float32_floor, simple_floor
@@ -25,7 +26,7 @@ BEFORE_A_MATRIX = {
     "dsa.attention": ("p", "keys", ()),
     "mlp.dense": ("h", "down", ()),
     "moe.shared": ("h", "down", ()),
-    "moe.experts": ("h", "w2", ("w2_scale",)),
+    "moe.experts": ("h", "w2", ("w2_scale", "b2")),
     "vision.mlp": ("h", "fc1", ("bias1",)),
     "vision.gated_mlp": ("h", "down", ("down_bias",)),
     "vision.project_plain": ("h", "w1", ("bias1",)),

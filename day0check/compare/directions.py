@@ -72,9 +72,10 @@ class Statement:
         return f"{self.subject} {100 * size:.3g}% too {way} (± {100 * self.spread:.1g}%)"
 
 
-def slope_statements(known: Known) -> list[Statement]:
-    """The slopes of the whole, rows, columns, tiles, heads and groups of rows."""
-    return _decided(known, known.oracle, lambda own: _slopes(known, own))
+def slope_statements(known: Known, *, always_nearest: bool = False) -> list[Statement]:
+    """The slopes of the whole, rows, columns, tiles, heads and groups of rows, beside those of rounding to nearest
+    where one is beyond its limit, or always."""
+    return _decided(known, known.oracle, lambda own: _slopes(known, own), always=always_nearest)
 
 
 def parameter_statements(known: Known, parameters: Iterable[Parameter]) -> list[Statement]:
@@ -89,13 +90,15 @@ def parameter_statements(known: Known, parameters: Iterable[Parameter]) -> list[
     return found
 
 
-def _decided(known: Known, direction: torch.Tensor, describe: Callable[[Lanes], list[Statement]]) -> list[Statement]:
+def _decided(
+    known: Known, direction: torch.Tensor, describe: Callable[[Lanes], list[Statement]], *, always: bool = False
+) -> list[Statement]:
     def made(error: torch.Tensor) -> Lanes:
         return lanes(error, known.deviations, direction, noise=known.noise, counted=known.counted)
 
     own = made(known.error)
-    found = describe(own)
-    if known.nearest is None or not any(s.beyond for s in found):
+    found = [] if always else describe(own)
+    if known.nearest is None or not (always or any(s.beyond for s in found)):
         return found
     return describe(slopes.with_nearest(own, made(known.nearest())))
 

@@ -5,55 +5,37 @@ Legend: R rows, H heads, C channels. Limits are those of the method notes, secti
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from day0check.compare.directions import (
     Known,
-    Parameter,
-    Statement,
     best_explanation,
     parameter_statements,
     slope_statements,
 )
 from day0check.compare.judgement import Judgement, beyond
 from day0check.compare.noise import NoiseMap, as_matrix, group_spread, noise_map, ratio_limit
-from day0check.compare.rounding import FORMATS, round_nearest, ulp
+from day0check.compare.one_rounding import (
+    BOUND,
+    BOUND_UNROUNDED,
+    ELEMENT_LIMIT,
+    Expected,
+    by_element,
+    half_step,
+    in_words,
+    pattern_of,
+    slope_message,
+)
+from day0check.compare.rounding import FORMATS, round_nearest
 from day0check.compare.slopes import tiles
 
-WHOLE_LIMIT, GROUP_LIMIT, LARGE_TILE_LIMIT, Z_LIMIT, ELEMENT_LIMIT = 1.1, 1.5, 1.25, 8.0, 1.0
+WHOLE_LIMIT, GROUP_LIMIT, LARGE_TILE_LIMIT, Z_LIMIT = 1.1, 1.5, 1.25, 8.0
 SMALL_TILE, LARGE_TILE = 16, 32  # sides; 32 x 32 = 1,024 elements
 BENIGN_WHOLE = 0.85  # healthy results of several roundings stay below it; above it the parameters are estimated
 LEAST_FREEDOM = 4.0  # below it a ratio says nothing
-# The element bound B in units of the float32 floor: 2 sqrt(K) against sqrt(K) / 8 where the result is rounded, so that
-# only values next to a midpoint meet it. Raw float32 results meet it always: one product after another, of float32
-# factors, reaches 2.7 sqrt(K) in a few thousand elements.
-BOUND, BOUND_UNROUNDED = 16.0, 48.0
-POWER_ELEMENTS = 2**15
 NEAREST = 0.5  # variance of nearest over random rounding
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a result is judged by. oracle, floor and replicates share the candidate's shape [rows, ...], float64.
-
-    `floor`: standard deviation that float32 sums may add. `replicates`: results before the output rounding, under
-    random rounding of the inner points; empty when only the output is rounded. `out_dtype`: None = not rounded.
-    `internal`: variance of the inner roundings where it is known from a formula. `nearest`: gives the result before the
-    output rounding with inner points rounded to nearest. The others are as in `directions.py`.
-    """
-
-    oracle: torch.Tensor
-    floor: torch.Tensor
-    out_dtype: str | None
-    replicates: tuple[torch.Tensor, ...] = ()
-    internal: torch.Tensor | None = None
-    nearest: Callable[[], torch.Tensor] | None = None
-    parameters: tuple[Parameter, ...] = ()
-    groups: tuple[tuple[str, torch.Tensor], ...] = ()
-    coupled: bool = False
 
 
 def judge_result(
@@ -94,7 +76,7 @@ def judge_result(
     o = torch.where(usable, o, torch.zeros_like(o))
     if expected.replicates:
         return _by_ratio(y, o, error, floor, usable, expected, thorough)
-    return _by_element(y, o, error, floor, usable, expected)
+    return by_element(y, o, error, floor, usable, expected, thorough)
 
 
 def _misshapen(candidate: torch.Tensor, oracle: torch.Tensor) -> Judgement:
@@ -119,126 +101,6 @@ def _non_finite(y: torch.Tensor, o: torch.Tensor, out_dtype: str | None) -> tupl
     same = finite | (torch.isnan(y) & torch.isnan(o)) | (y == o)
     overflow = torch.isinf(y) & (o.abs() >= largest * (1 - 2.0**-9)) & (torch.sign(y) == torch.sign(o))
     return ~(same | overflow), finite & (o.abs() < largest)
-
-
-def _half_step(y: torch.Tensor, o: torch.Tensor, out_dtype: str | None) -> torch.Tensor:
-    """How far from a result y the exact value may lie for y to be its nearest: half the gap on the oracle's side.
-
-    The gap towards zero below a power of two is half of that above it.
-    """
-    dtype = out_dtype or "float32"
-    step = ulp(y.contiguous(), dtype)
-    power_of_two = (y.abs() == step * 2.0 ** (FORMATS[dtype].bits - 1)) & (
-        y.abs() > 2.0 ** FORMATS[dtype].smallest_exponent
-    )
-    return torch.where(power_of_two & (o.abs() < y.abs()), step / 4, step / 2)
-
-
-def _by_element(
-    y: torch.Tensor,
-    o: torch.Tensor,
-    error: torch.Tensor,
-    floor: torch.Tensor,
-    usable: torch.Tensor,
-    expected: Expected,
-) -> Judgement:
-    """One final rounding or none: |e| <= ulp / 2 + B, no statistics needed. A slope would see less (it averages over
-    the rounding that this bound cuts off) and only gives the words."""
-    out_dtype = expected.out_dtype
-    bound = (BOUND_UNROUNDED if out_dtype is None else BOUND) * floor
-    half = _half_step(torch.where(usable, y, o), o, out_dtype)
-    size = error.abs()
-    element = torch.where(usable, (size - half) / bound, torch.full_like(size, -1.0)).clamp_(min=0)
-    worst = float(element.max())
-    statistics = {"element": worst}
-    if out_dtype is not None:
-        variance = ulp(o.contiguous(), out_dtype).square() / 6 + floor.square()
-        statistics["whole"] = float((error.square() / variance)[usable].mean().sqrt())
-        statistics["z"] = float((error.square() / variance).max().sqrt())
-    limits = {"element": ELEMENT_LIMIT}
-    power = _element_power(o, bound, half, usable, out_dtype)
-    if worst <= ELEMENT_LIMIT:
-        return Judgement(y.shape[0], y.numel(), statistics, limits, power=power)
-    bad = element > ELEMENT_LIMIT
-    pattern = _pattern(bad)
-    return Judgement(
-        y.shape[0],
-        y.numel(),
-        statistics,
-        limits,
-        "element",
-        int(bad.any(-1).any(-1).nonzero()[0]),
-        pattern=pattern,
-        message=f"{int(bad.sum())} of {int(usable.sum())} values are further from the exact result than one rounding "
-        f"and float32 sums explain ({pattern}); the worst by {worst:.3g} times the bound"
-        + _in_words(_explained(o, error, floor, usable, expected)),
-        power=power,
-    )
-
-
-def _explained(
-    o: torch.Tensor, error: torch.Tensor, floor: torch.Tensor, usable: torch.Tensor, expected: Expected
-) -> Statement | None:
-    """The factor or parameter behind errors beyond the element bound, if one explains them."""
-    variance = floor.square()
-    if expected.out_dtype is not None:
-        variance = variance + ulp(o.contiguous(), expected.out_dtype).square() / 6
-    noise = NoiseMap(variance, variance.new_zeros(0), ~usable, torch.zeros_like(variance))
-    known = Known(error, o, noise, usable, groups=expected.groups, coupled=expected.coupled)
-    statements = slope_statements(known) + parameter_statements(known, expected.parameters)
-    return best_explanation(statements, float((error.square() / variance)[usable].sum()) - float(usable.sum()))
-
-
-def _in_words(statement: Statement | None) -> str:
-    return "" if statement is None else f"; {statement.text()}"
-
-
-def _element_power(
-    o: torch.Tensor, bound: torch.Tensor, half: torch.Tensor, usable: torch.Tensor, out_dtype: str | None
-) -> float | None:
-    """Smallest factor 1 + eps on everything that must show: some element crosses its next midpoint by more than B.
-
-    Of large results a part of the rows is looked at: more rows could only see more.
-    """
-    every = -(-o.numel() // POWER_ELEMENTS)
-    if every > 1:
-        o, bound, half, usable = (t[::every] for t in (o, bound, half, usable))
-    size = o.abs()
-    counted = usable & (size > 0)
-    if not bool(counted.any()):
-        return None
-    if out_dtype is not None:
-        step = ulp(o.contiguous(), out_dtype)
-        place = size / step
-        place = place - place.floor()
-        to_midpoint = torch.where(place < 0.5, 0.5 - place, 1.5 - place) * step
-    else:
-        to_midpoint = half
-    return float(((to_midpoint + bound) / size)[counted].min())
-
-
-def _pattern(bad: torch.Tensor) -> str:
-    """Where bad elements [R, H, C] lie, in words that do not depend on numbers."""
-    flat = bad.reshape(bad.shape[0], -1)
-    in_rows, in_columns = flat.any(1), flat.any(0)
-    rows, columns = int(in_rows.sum()), int(in_columns.sum())
-    if flat.shape == (1, 1):
-        return "everywhere"
-    if int(flat.sum()) == 1:
-        return "one element"
-    if rows == 1 and flat.shape[0] > 1:
-        return "one row"
-    if columns == 1 and flat.shape[1] > 1:
-        return "one column"
-    at_rows, at_columns = in_rows.nonzero().flatten(), in_columns.nonzero().flatten()
-    height, width = int(at_rows[-1] - at_rows[0]) + 1, int(at_columns[-1] - at_columns[0]) + 1
-    if 4 * height <= flat.shape[0] and 4 * width <= flat.shape[1]:
-        return "one tile"
-    if 8 * rows <= flat.shape[0]:
-        return "some rows"
-    if 8 * columns <= flat.shape[1]:
-        return "some columns"
-    return "everywhere"
 
 
 @dataclass(frozen=True)
@@ -271,7 +133,7 @@ def _by_ratio(
     statistics, limits = {"z": float(z2.max().sqrt())}, {"z": Z_LIMIT}
     quiet = noise.quiet & usable
     if bool(quiet.any()):
-        half = _half_step(torch.where(usable, y, o), o, expected.out_dtype)
+        half = half_step(torch.where(usable, y, o), o, expected.out_dtype)
         bound = (BOUND_UNROUNDED if expected.out_dtype is None else BOUND) * floor
         element = ((error.abs() - half) / bound).clamp_(min=0)
         statistics["element"] = float(element[quiet].max())
@@ -309,8 +171,7 @@ def _by_ratio(
             told.key,
             told.row,
             pattern=told.pattern,
-            message=f"{told.text()}: {told.significance:.3g} times the spread that the claimed precision explains, "
-            f"the limit is {told.limit:.3g}",
+            message=slope_message(told),
             power=power,
         )
     bad = z2 > Z_LIMIT**2
@@ -326,7 +187,7 @@ def _by_ratio(
         row,
         pattern=pattern,
         message=f"the error ({pattern}) is {statistics[failing]:.3g} in '{failing}' where the claimed precision "
-        f"explains {limits[failing]:.3g}" + _in_words(told),
+        f"explains {limits[failing]:.3g}" + in_words(told),
         power=power,
     )
 
@@ -461,7 +322,7 @@ def _address(failing: str, bad: torch.Tensor, z2: torch.Tensor, bad_groups: dict
     """Lowest row beyond its limit and the pattern; the row of the largest |z| where no single row stands out."""
     if bool(bad.any()):
         rows = bad.any(-1).any(-1).nonzero().flatten()
-        pattern = _pattern(bad)
+        pattern = pattern_of(bad)
     else:
         rows = z2.amax((1, 2)).argmax().reshape(1)
         pattern = {"column": "some columns", "head": "some heads", "whole": "everywhere", "row": "some rows"}.get(

@@ -5,6 +5,8 @@ import torch
 
 from day0check.compare.compute import judge_compute
 from day0check.compare.judgement import Judgement
+from day0check.compare.metrics import judge_result
+from day0check.compare.one_rounding import Expected
 from day0check.compare.replay import Replay
 from day0check.contracts import CONTRACTS
 from day0check.contracts.hard_inputs import Draw
@@ -363,3 +365,29 @@ def test_values_that_came_in_as_nan_are_nobodys_fault_here(operator):
     y = run(arguments)
     y[12, 0] = float("inf")
     assert judged(operator, arguments, y)[0].pattern == "infinite"
+
+
+def test_factors_of_a_single_rounding_have_slopes():
+    """Catches slopes that are missing where one rounding is all there is: row x 1.002 is 20 spreads of 800 values."""
+    d = Draw(5, torch.bfloat16)
+    x, w = d.act(64, 512), d.weight(800, 512)
+    replay = Replay(CONTRACTS["mla.query"], {"x": x, "weight": w})
+    y = x.float() @ w.float().T
+    healthy = judge_compute(replay, (y.bfloat16(),), BF16, seed=0)[0]
+    assert healthy.passed
+    assert max(healthy.statistics[k] for k in ("slope", "slope_row", "slope_column", "slope_tile")) < 1
+    y[7] *= 1.002
+    row = judge_compute(replay, (y.bfloat16(),), BF16, seed=0)[0]
+    assert (row.failing, row.row) == ("element", 7)
+    assert row.statistics["slope_row"] > 20
+
+
+def test_a_factor_inside_the_element_bound_fails_by_its_slope():
+    """Catches a slope that is shown and decides nothing: the bound of terms that cancel is wider than the factor."""
+    o = Draw(6, torch.bfloat16).raw(64, 96).double()
+    expected = Expected(o, o.abs() * 2.0**-10, "bfloat16")
+    assert judge_result(o.bfloat16(), expected).passed
+    judged = judge_result((o * 1.01).bfloat16(), expected)
+    assert judged.statistics["element"] <= 1
+    assert (judged.failing.startswith("slope"), judged.passed) == (True, False)
+    assert "% too large" in judged.message
