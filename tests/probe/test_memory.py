@@ -1,0 +1,47 @@
+"""Counted memory: what is new, what lives, what was there before."""
+
+import torch
+
+from day0check.probe.memory import Allocations
+
+
+def test_a_new_tensor_is_counted_once_and_its_views_are_not():
+    """Catches views and in-place results that count as memory."""
+    with Allocations() as taken:
+        x = torch.zeros(1000)
+        y = x.view(10, 100)[2:].add_(1.0)
+    assert taken.made == 1
+    assert taken.live_bytes == taken.peak_bytes == 4000
+    del x, y
+
+
+def test_what_was_there_before_counts_nothing():
+    """Catches an argument that is taken for a result."""
+    x = torch.zeros(1000)
+    with Allocations() as taken:
+        x.mul_(2.0)
+        x.view(-1)
+    assert (taken.made, taken.peak_bytes) == (0, 0)
+
+
+def test_memory_that_was_given_back_is_in_the_peak_alone():
+    """Catches a peak that is only what lives at the end, and bytes that are never given back."""
+    with Allocations() as taken:
+        x = torch.zeros(1000)
+        y = x + 1.0
+        del x
+        z = torch.zeros(10)
+    assert taken.live_bytes == 4040
+    assert taken.peak_bytes == 8000
+    del y, z
+    assert taken.live_bytes == 0
+
+
+def test_the_same_address_after_a_release_is_new_memory():
+    """Catches an identity that outlives its storage."""
+    with Allocations() as taken:
+        for _ in range(5):
+            torch.zeros(1000)
+    assert taken.made == 5
+    assert taken.peak_bytes == 4000
+    assert taken.sizes == {4000: 5}
