@@ -58,6 +58,7 @@ def _death(evidence: Evidence, status: str, message: str) -> Finding:
             "passed_before": len(measured),
             "last_passed": _last(measured),
             "printed_last": list(evidence.run.get("output", ())),
+            **({"rank": evidence.run["rank"]} if evidence.run.get("rank") is not None else {}),
         },
     )
 
