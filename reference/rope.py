@@ -119,7 +119,7 @@ def _by_pair(positions: Tensor, pairs: int, sections: tuple[int, int, int] | Non
         return positions.to(torch.float32)[:, None]
     if sum(sections) != pairs or positions.shape[1:] != (3,):
         raise ValueError(
-            f"apply_rope: sections {tuple(sections)} and positions {list(positions.shape)} for {pairs} pairs of channels"
+            f"apply_rope: sections {tuple(sections)} and positions {list(positions.shape)} for {pairs} channel pairs"
         )
     axis = torch.arange(3, device=positions.device).repeat_interleave(torch.tensor(sections, device=positions.device))
     return positions.to(torch.float32)[:, axis]
