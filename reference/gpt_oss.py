@@ -5,7 +5,6 @@ E experts, k per row, D hidden, I expert width. Attention and the rest of the mo
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,11 +14,17 @@ from torch import Tensor
 from reference import moe as mixture
 from reference.formats import mxfp4_decode
 from reference.layers import Call, just_call
-from reference.linear import linear_float32
-from reference.ordering import best, rank
-from reference.rounding import Round, exact, wide
 
 ALPHA, LIMIT = 1.702, 7.0
+ACTIVATION = "clamped_plus_one"
+ROUTING = {
+    "bias": None,
+    "groups": 1,
+    "kept_groups": 1,
+    "renormalise": False,
+    "scale": 1.0,
+    "weighting": "softmax",
+}
 
 
 @dataclass(frozen=True)
@@ -64,47 +69,6 @@ def decode_blocks(tensor: Callable[[str], Tensor], name: str, dtype: torch.dtype
     return mxfp4_decode(tensor(f"{name}_blocks").flatten(-2), tensor(f"{name}_scales"), dtype=dtype)
 
 
-def route_by_logit(logits: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest logits of each row and their softmax among themselves.
-
-    logits [rows, E] -> ids int64 [rows, k] in ascending order, weights [rows, k]. Ties: the lower expert.
-    """
-    ids = torch.nonzero(best(rank(logits), k))[:, 1].reshape(-1, k)
-    return ids, torch.softmax(logits.gather(1, ids), dim=-1)
-
-
-def experts(
-    x: Tensor,
-    *,
-    offsets: Tensor,
-    w1: Tensor,
-    w3: Tensor,
-    w2: Tensor,
-    b1: Tensor,
-    b3: Tensor,
-    b2: Tensor,
-    limit: float,
-    alpha: float,
-    round: Round = exact,
-) -> Tensor:
-    """(u + 1) g sigmoid(alpha g) through w2, with g = min(x w1^T + b1, limit), u = clamp(x w3^T + b3, -limit, limit).
-
-    x [pairs, D], of which offsets[a]:offsets[a + 1] belong to active expert a; w1 and w3 [A, I, D], w2 [A, D, I]
-    -> [pairs, D] in x's dtype. The inner points are called once per expert.
-    """
-    a = wide(x, w1)[0]
-    y = a.new_zeros(x.shape[0], w2.shape[1])
-    for e, (start, end) in enumerate(itertools.pairwise(offsets.tolist())):
-        if start == end:
-            continue
-        own = a[start:end]
-        gate, up, down = (w[e].to(a.dtype) for w in (w1, w3, w2))
-        g = round("gate", own @ gate.T + b1[e].to(a.dtype)).clamp(max=limit)
-        u = round("up", own @ up.T + b3[e].to(a.dtype)).clamp(-limit, limit)
-        y[start:end] = round("h", (u + 1) * g * torch.sigmoid(alpha * g)) @ down.T + b2[e].to(a.dtype)
-    return round("out", y).to(x.dtype)
-
-
 def expert_layer(
     x: Tensor,
     layer: ExpertLayer,
@@ -115,11 +79,23 @@ def expert_layer(
     place: str = "",
     call: Call = just_call,
 ) -> Tensor:
-    """Routed experts of x [rows, D] -> [rows, D]. Every expert's bias counts with its weight, as its product does."""
-    logits = call(place, "moe.logits", linear_float32, x, weight=layer.router, bias=layer.router_bias)
-    ids, weights = call(place, "moe.route_by_logit", route_by_logit, logits, k=k)
+    """Routed experts of x [rows, D] -> [rows, D]. Every expert's bias counts with its weight, as its product does.
+
+    Chosen by logit; weights are the softmax of the chosen logits among themselves.
+    """
+    logits = call(
+        place,
+        "moe.scores",
+        mixture.router_scores,
+        x,
+        weight=layer.router,
+        scoring="logit",
+        router_bias=layer.router_bias,
+    )
+    ids, weights = call(place, "moe.route", mixture.route, logits, k=k, **ROUTING)
     count = layer.router.shape[0]
     pairs, order, active, offsets = call(place, "moe.dispatch", mixture.dispatch, x, ids=ids, experts=count)
     own = {name: getattr(layer, name)[active] for name in ("w1", "w3", "w2", "b1", "b3", "b2")}
-    y = call(place, "moe.biased_experts", experts, pairs, offsets=offsets, **own, limit=limit, alpha=alpha)
+    own |= {"activation": ACTIVATION, "limit": limit, "alpha": alpha}
+    y = call(place, "moe.experts", mixture.experts, pairs, offsets=offsets, **own)
     return call(place, "moe.combine", mixture.combine, y, order=order, weights=weights)

@@ -5,7 +5,9 @@ A pair is one (row, choice), numbered row * k + choice.
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,14 +25,23 @@ from reference.formats import (
 from reference.ordering import NEVER, best, rank
 from reference.rounding import Round, exact, wide
 
+SCORING: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "softmax": functools.partial(torch.softmax, dim=-1),
+    "logit": lambda logits: logits,
+}
 
-def router_scores(x: Tensor, *, weight: Tensor, scoring: str, round: Round = exact) -> Tensor:
-    """sigmoid(x W^T) or softmax(x W^T): x [rows, D], weight [E, D] -> [rows, E], at least float32."""
-    a, w = wide(x, weight)
-    if scoring not in ("sigmoid", "softmax"):
-        raise ValueError(f"moe.scores: scoring {scoring!r}; needs 'sigmoid' or 'softmax'")
+
+def router_scores(
+    x: Tensor, *, weight: Tensor, scoring: str, router_bias: Tensor | None = None, round: Round = exact
+) -> Tensor:
+    """The logits x W^T + b, or their sigmoid or softmax: x [rows, D], weight [E, D], router_bias [E] -> [rows, E], at
+    least float32."""
+    a, w, b = wide(x, weight, router_bias)
+    if scoring not in SCORING:
+        raise ValueError(f"moe.scores: scoring {scoring!r}; needs {', '.join(map(repr, SCORING))}")
     logits = a @ w.T
-    return round("out", torch.sigmoid(logits) if scoring == "sigmoid" else torch.softmax(logits, dim=-1))
+    return round("out", SCORING[scoring](logits if b is None else logits + b))
 
 
 def route(
@@ -42,11 +53,13 @@ def route(
     kept_groups: int,
     renormalise: bool,
     scale: float,
+    weighting: str = "score",
 ) -> tuple[Tensor, Tensor]:
     """Experts of each row and their weights (DeepSeek-V3 routing).
 
     Chosen by scores + bias; with groups, a group is worth the sum of its two best and only `kept_groups` compete.
     Weights are the *unbiased* scores of the chosen, divided by (their sum + 1e-20) if `renormalise`, times `scale`.
+    With `weighting` "softmax" they are the softmax of the chosen scores among themselves, times `scale` (gpt-oss).
     scores [rows, E], bias [E] -> ids int64 [rows, k] in ascending order, weights [rows, k] at least float32. Ties: the
     lower group, the lower expert. Raises ValueError when fewer than k experts can be chosen.
     """
@@ -62,10 +75,17 @@ def route(
         kept = best(rank(worth), kept_groups).repeat_interleave(experts // groups, dim=1)
         ranks = ranks.masked_fill(~kept, NEVER)
     ids = torch.nonzero(best(ranks, k))[:, 1].reshape(-1, k)
-    weights = s.gather(1, ids)
-    if renormalise:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return ids, weights * scale
+    return ids, weights_of(s.gather(1, ids), renormalise=renormalise, weighting=weighting) * scale
+
+
+def weights_of(chosen: Tensor, *, renormalise: bool, weighting: str = "score") -> Tensor:
+    """The weights of experts with the scores `chosen` [rows, k], before the scale. Raises ValueError for another
+    `weighting` than "score" and "softmax"."""
+    if weighting == "softmax":
+        return torch.softmax(chosen, dim=-1)
+    if weighting != "score":
+        raise ValueError(f"moe.route: weighting {weighting!r}; needs 'score' or 'softmax'")
+    return chosen / (chosen.sum(-1, keepdim=True) + 1e-20) if renormalise else chosen
 
 
 def dispatch(x: Tensor, *, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -84,12 +104,20 @@ def dispatch(x: Tensor, *, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, T
 
 
 def activate(
-    gate: Tensor, up: Tensor, *, activation: str, beta: float | None, linear_beta: float | None, limit: float | None
+    gate: Tensor,
+    up: Tensor,
+    *,
+    activation: str,
+    beta: float | None,
+    linear_beta: float | None,
+    limit: float | None,
+    alpha: float | None = None,
 ) -> Tensor:
     """The gated activation of an MLP, in the dtype given (model.md 2.6).
 
     "silu": silu(g) u. "situ": beta tanh(g/beta) sigmoid(g) * linear_beta tanh(u/linear_beta); beta None means 1,
-    linear_beta None leaves u as it is. "clamped": silu(min(g, limit)) clamp(u, -limit, limit).
+    linear_beta None leaves u as it is. "clamped": silu(min(g, limit)) clamp(u, -limit, limit). "clamped_plus_one":
+    g' sigmoid(alpha g') (clamp(u, -limit, limit) + 1) with g' = min(g, limit) (gpt-oss).
     """
     silu = torch.nn.functional.silu
     if activation == "silu":
@@ -100,7 +128,13 @@ def activate(
         return bound * torch.tanh(gate / bound) * torch.sigmoid(gate) * linear
     if activation == "clamped" and limit is not None:
         return silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
-    raise ValueError(f"activation {activation!r} with limit {limit}; needs 'silu', 'situ', or 'clamped' with a limit")
+    if activation == "clamped_plus_one" and limit is not None and alpha is not None:
+        g = gate.clamp(max=limit)
+        return g * torch.sigmoid(alpha * g) * (up.clamp(-limit, limit) + 1)
+    raise ValueError(
+        f"activation {activation!r} with limit {limit} and alpha {alpha}; needs 'silu', 'situ', 'clamped' with a "
+        "limit, or 'clamped_plus_one' with a limit and alpha"
+    )
 
 
 def mlp(
@@ -135,16 +169,21 @@ def experts(
     w1_scale: Tensor | None = None,
     w3_scale: Tensor | None = None,
     w2_scale: Tensor | None = None,
+    b1: Tensor | None = None,
+    b3: Tensor | None = None,
+    b2: Tensor | None = None,
     activation: str,
     beta: float | None = None,
     linear_beta: float | None = None,
     limit: float | None = None,
+    alpha: float | None = None,
     x_scale: Tensor | None = None,
     round: Round = exact,
 ) -> Tensor:
-    """act(x w1^T, x w3^T) w2^T of active expert a on the pairs offsets[a]:offsets[a + 1].
+    """act(x w1^T + b1, x w3^T + b3) w2^T + b2 of active expert a on the pairs offsets[a]:offsets[a + 1].
 
-    x [pairs, L], w1 (gate) and w3 (up) [A, I, L], w2 (down) [A, L, I] -> [pairs, L] in x's dtype. A weight with a
+    x [pairs, L], w1 (gate) and w3 (up) [A, I, L], w2 (down) [A, L, I], b1 and b3 [A, I], b2 [A, L], each bias or none
+    -> [pairs, L] in x's dtype. A weight with a
     scale [A, rows, ceil(columns/128)] is an FP8 payload and is decoded exactly, one expert at a time. The inner points
     are called once per expert. x may be E4M3 codes with `x_scale`, as in `reference.linear.linear`.
     """
@@ -162,10 +201,14 @@ def experts(
             w[e].to(a.dtype) if s is None else fp8_columns_decode(w[e], s[e], dtype=a.dtype)
             for w, s in ((w1, w1_scale), (w3, w3_scale), (w2, w2_scale))
         )
-        g, u = round("gate", own @ gate.T), round("up", own @ up.T)
-        h = round("h", activate(g, u, activation=activation, beta=beta, linear_beta=linear_beta, limit=limit))
-        y[start:end] = h @ down.T
+        g, u = round("gate", _plus(own @ gate.T, b1, e)), round("up", _plus(own @ up.T, b3, e))
+        h = activate(g, u, activation=activation, beta=beta, linear_beta=linear_beta, limit=limit, alpha=alpha)
+        y[start:end] = _plus(round("h", h) @ down.T, b2, e)
     return round("out", y).to(dtype)
+
+
+def _plus(y: Tensor, biases: Tensor | None, expert: int) -> Tensor:
+    return y if biases is None else y + biases[expert].to(y.dtype)
 
 
 def combine(y: Tensor, *, order: Tensor, weights: Tensor, round: Round = exact) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 
 from day0check.compare.judgement import Judgement
 from day0check.compare.replay import Replay
+from reference.moe import weights_of
 
 UNIT = 2.0**-24
 SUMS = 8  # float32 roundings allowed on a weight beyond one for each expert, in units
@@ -191,12 +192,17 @@ def _weights(arguments, ids: torch.Tensor, weights: torch.Tensor, keep: torch.Te
     scores, found = arguments["scores"].to(torch.float64), weights.to(torch.float64)
     bias = arguments.get("bias")
 
+    weighting = arguments.get("weighting") or "score"
+
     def expected(from_scores: torch.Tensor, renormalise: bool, scale: float) -> torch.Tensor:
         w = from_scores.gather(1, ids)
-        return scale * (w / (w.sum(-1, keepdim=True) + 1e-20) if renormalise else w)
+        return scale * weights_of(w, renormalise=renormalise, weighting=weighting)
 
     def near(due: torch.Tensor) -> torch.Tensor:
-        room = (ids.shape[1] + SUMS) * UNIT * due.abs().amax(-1, keepdim=True).clamp(min=2.0**-100)
+        units = ids.shape[1] + SUMS
+        if weighting == "softmax":  # a logit's rounding is an error of its exponential, as large as the logit
+            units = units + scores.gather(1, ids).abs().amax(-1, keepdim=True)
+        room = units * UNIT * due.abs().amax(-1, keepdim=True).clamp(min=2.0**-100)
         return ((found - due).abs() <= room).all(-1)
 
     renormalise, scale = arguments["renormalise"], arguments["scale"]
@@ -205,6 +211,11 @@ def _weights(arguments, ids: torch.Tensor, weights: torch.Tensor, keep: torch.Te
     if not bool(bad.any()):
         return _good(rows, ("wrong_weights",))
     mistakes = [("not renormalised", scores, False, scale), ("scale left out", scores, renormalise, 1.0)]
+    if weighting == "softmax":
+        mistakes = [("scale left out", scores, renormalise, 1.0)]
+        everywhere = scale * torch.softmax(scores, -1).gather(1, ids)
+        if bool(near(everywhere)[bad].all()):
+            return _fault(rows, "wrong_weights", bad, "softmax over all experts", "of the chosen ones alone is due")
     if bias is not None:
         mistakes.insert(0, ("bias in the weights", scores + bias.to(torch.float64), renormalise, scale))
     pattern = "wrong weights"

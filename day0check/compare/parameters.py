@@ -24,7 +24,9 @@ from day0check.probe.recorder import Call, Observer
 from day0check.types import from_json, to_json
 
 GRIDS = {"grids": "from the images"}
-GATHERED = dict.fromkeys(("w1", "w3", "w2", "w1_scale", "w3_scale", "w2_scale"), "the active experts of the step")
+GATHERED = dict.fromkeys(
+    ("w1", "w3", "w2", "w1_scale", "w3_scale", "w2_scale", "b1", "b3", "b2"), "the active experts of the step"
+)
 RANKS = dict.fromkeys(("group", "axis", "sizes", "send", "receive"), "of the ranks")
 # Arguments that are no property of the model, with the reason.
 NOT_COMPARED: dict[str, dict[str, str]] = {
@@ -48,7 +50,13 @@ NOT_COMPARED: dict[str, dict[str, str]] = {
 }
 MOVES_FOLLOWED = 3  # a candidate that casts its weights anew for every call is digested so many times
 BY_EXPERT = {"moe.convert": ("packed", "scale"), "moe.experts": ("w1", "w3", "w2")}
-_USED_BY = {"silu": (), "situ": ("beta", "linear_beta"), "clamped": ("limit",)}  # settings of each activation
+# Settings of each activation.
+_USED_BY = {
+    "silu": (),
+    "situ": ("beta", "linear_beta"),
+    "clamped": ("limit",),
+    "clamped_plus_one": ("limit", "alpha"),
+}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from day0check.contracts.contract import Contract
 from day0check.probe.rows import RowMap
 
 COPIED = ("rows", "batch", "owner", "offsets")
-PER_EXPERT = {"moe.experts": ("w1", "w3", "w2", "w1_scale", "w3_scale", "w2_scale")}
+PER_EXPERT = {"moe.experts": ("w1", "w3", "w2", "w1_scale", "w3_scale", "w2_scale", "b1", "b3", "b2")}
 MOST_BYTES = 4 * 2**20  # of one call; larger calls are judged at once
 ROWS_OF_RESULT = ("rows", "pairs", "batch", "keys")
 

@@ -27,6 +27,7 @@ from day0check.contracts.profiles import Profile, profile_named
 from day0check.errors import InputError
 from day0check.snapshot import Snapshot
 from day0check.types import Measure, Request, RunCase
+from reference.moe import weights_of
 
 Forward = Callable[[Sequence[int], Sequence[str], Callable[..., Any]], torch.Tensor]
 REPLAYED = ("dsa.select", "moe.route")
@@ -210,10 +211,8 @@ def _biased(scores: torch.Tensor, *, bias: torch.Tensor | None = None, **_: Any)
 
 
 def _routed(
-    ids: torch.Tensor, scores: torch.Tensor, *, renormalise: bool, scale: float, **_: Any
+    ids: torch.Tensor, scores: torch.Tensor, *, renormalise: bool, scale: float, weighting: str = "score", **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, weights) of a route with given experts: unbiased scores of the chosen, renormalised, times scale."""
-    weights = scores.gather(1, ids.long())
-    if renormalise:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    """(ids, weights) of a route with given experts: from the unbiased scores of the chosen, times scale."""
+    weights = weights_of(scores.gather(1, ids.long()), renormalise=renormalise, weighting=weighting)
     return ids, weights * scale

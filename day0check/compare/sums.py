@@ -79,6 +79,8 @@ def _router(replay: Replay, scores: torch.Tensor) -> torch.Tensor:
     x, weight = replay.arguments["x"], replay.arguments["weight"]
     squares = linear(x.to(torch.float32).square(), weight=weight.to(torch.float32).square()).to(torch.float64)
     logits = squares.sqrt_().mul_(UNIT * math.sqrt(max(x.shape[-1], LEAST_TERMS)) / 8)
+    if replay.arguments["scoring"] == "logit":
+        return logits + 2 * UNIT * scores.abs()
     if replay.arguments["scoring"] == "sigmoid":
         return scores * (1 - scores) * logits + 2 * UNIT * scores
     return scores * (1.5 * logits.amax(-1, keepdim=True) + 2 * UNIT)

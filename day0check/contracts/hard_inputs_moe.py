@@ -32,10 +32,16 @@ def _convert(d: Draw, name: str) -> Arguments:
 
 def _scores(d: Draw, name: str) -> Arguments:
     x = d.rows(name, ROWS, 64, scale=40.0 if name == "saturated" else 1.0)
+    if name == "biased_logits":  # biases as large as the logits
+        return x, {"weight": d.weight(EXPERTS, 64), "scoring": "logit", "router_bias": d.act(EXPERTS)}
     return x, {"weight": d.weight(EXPERTS, 64), "scoring": "sigmoid"}
 
 
 def _route(d: Draw, name: str) -> Arguments:
+    if name == "softmax_of_logits":  # no bias, no groups: both signs, several of a kind at the cut
+        scores = torch.round(d.raw(ROWS, EXPERTS, scale=6.0) * 4) / 4
+        plain = {"groups": 1, "kept_groups": 1, "renormalise": False, "scale": 1.0}
+        return scores.to(d.device), {"bias": None, "k": CHOICES, **plain, "weighting": "softmax"}
     scores, bias = torch.sigmoid(d.raw(ROWS, EXPERTS)), d.raw(EXPERTS, scale=0.05)
     if name == "ties":
         scores, bias = torch.round(scores * 8) / 8, torch.zeros(EXPERTS)
@@ -84,6 +90,8 @@ def _payload(d: Draw, name: str, out: int, width: int, experts: int) -> tuple[to
 
 
 def _experts(d: Draw, name: str) -> Arguments:
+    if name == "biased_clamped":
+        return _biased(d)
     counts = [1] if name == "one_pair" else [5, 1, 20, 7]
     offsets = d.whole([0, *torch.tensor(counts).cumsum(0).tolist()])
     active, pairs = len(counts), sum(counts)
@@ -95,6 +103,21 @@ def _experts(d: Draw, name: str) -> Arguments:
         else:
             kwargs[weight], kwargs[f"{weight}_scale"] = _payload(d, name, out, width, active)
     return x, kwargs
+
+
+def _biased(d: Draw) -> Arguments:
+    """Experts with biases whose gates and ups lie on both sides of the limit (gpt-oss), weights as FP8 payloads."""
+    counts = [4, 9, 1]
+    kwargs: dict[str, Any] = {"offsets": d.whole([0, *torch.tensor(counts).cumsum(0).tolist()])}
+    for weight, out, width in (("w1", HIDDEN, LATENT), ("w3", HIDDEN, LATENT), ("w2", LATENT, HIDDEN)):
+        kwargs[weight], kwargs[f"{weight}_scale"] = _payload(d, "plain", out, width, len(counts))
+        kwargs[f"b{weight[1]}"] = d.act(len(counts), out, scale=2.0)
+    return d.act(sum(counts), LATENT, scale=4.0), {
+        **kwargs,
+        "activation": "clamped_plus_one",
+        "limit": 7.0,
+        "alpha": 1.702,
+    }
 
 
 def _combine(d: Draw, name: str) -> Arguments:

@@ -23,9 +23,16 @@ TILE_BYTES, DEVICE_TILE_BYTES = 1 << 17, 1 << 26  # packed bytes converted at a 
 HIGHEST_REFERENCE = 248  # 2^(248 - 127 + 6) is the largest power of two of float32
 
 
-def scores(x: Tensor, *, weight: Tensor, scoring: str) -> Tensor:
-    """Router scores of `x` [rows, D] against `weight` [E, D], float32; `scoring` sigmoid or softmax."""
+def scores(x: Tensor, *, weight: Tensor, scoring: str, router_bias: Tensor | None = None) -> Tensor:
+    """Router scores of `x` [rows, D] against `weight` [E, D], float32; `scoring` sigmoid, softmax, or logit: x W^T + b
+    itself. Raises ValueError for another."""
     logits = product(x, weight)
+    if router_bias is not None:
+        logits = logits + router_bias.to(logits.dtype)
+    if scoring == "logit":
+        return logits
+    if scoring not in ("sigmoid", "softmax"):
+        raise ValueError(f"scoring {scoring!r} is none of sigmoid, softmax, logit")
     return torch.sigmoid(logits) if scoring == "sigmoid" else torch.softmax(logits, -1)
 
 
@@ -38,9 +45,11 @@ def route(
     kept_groups: int,
     renormalise: bool,
     scale: float,
+    weighting: str = "score",
 ) -> tuple[Tensor, Tensor]:
     """The `k` experts of each row of `scores` [rows, E] by biased score, lower id first among equal ones, and the
-    weights of the unbiased scores. Returns ids int64 and weights float32, both [rows, k]."""
+    weights of the unbiased scores, or with `weighting` softmax their softmax among the chosen. Returns ids int64 and
+    weights float32, both [rows, k]."""
     rows, experts = scores.shape
     biased = scores if bias is None else scores + bias
     if kept_groups < groups:
@@ -51,7 +60,9 @@ def route(
         biased = grouped.masked_fill(~allowed.unsqueeze(-1), float("-inf")).view(rows, experts)
     ids = _best(biased, k)
     weights = scores.gather(1, ids)
-    if renormalise:
+    if weighting == "softmax":
+        weights = torch.softmax(weights, -1)
+    elif renormalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return ids, weights * scale
 
@@ -205,30 +216,35 @@ def experts(
     w1_scale: Tensor | None = None,
     w3_scale: Tensor | None = None,
     w2_scale: Tensor | None = None,
+    b1: Tensor | None = None,
+    b3: Tensor | None = None,
+    b2: Tensor | None = None,
     activation: str,
     beta: float | None = None,
     linear_beta: float | None = None,
     limit: float | None = None,
+    alpha: float | None = None,
     x_scale: Tensor | None = None,
 ) -> Tensor:
     """act(x w1^T, x w3^T) w2^T of each active expert on its own pairs; h and the result are rounded (form "fused").
 
-    `x` [pairs, L], rows offsets[a]:offsets[a+1] belong to expert a; `w1`, `w3` [A, I, L], `w2` [A, L, I].
+    `x` [pairs, L], rows offsets[a]:offsets[a+1] belong to expert a; `w1`, `w3` [A, I, L], `w2` [A, L, I], and where
+    there are biases `b1`, `b3` [A, I], `b2` [A, L].
     With `x_scale`, `x` holds E4M3 codes with a scale per 128 columns, and h and the result are bfloat16.
     """
     out = x.dtype if x_scale is None else torch.bfloat16
     x = x if x_scale is None else dequantised(x, x_scale)
-    act = functools.partial(gated, activation=activation, beta=beta, linear_beta=linear_beta, limit=limit)
-    matrices = ((w1, w1_scale), (w3, w3_scale), (w2, w2_scale))
+    act = functools.partial(gated, activation=activation, beta=beta, linear_beta=linear_beta, limit=limit, alpha=alpha)
+    matrices = ((w1, w1_scale, b1), (w3, w3_scale, b3), (w2, w2_scale, b2))
     counts = [stop - start for start, stop in itertools.pairwise(offsets.tolist())]
     alike = bool(counts) and min(counts) == max(counts) > 0
-    if alike and sum(w.numel() for w, _ in matrices) <= GROUP_ELEMENTS:
+    if alike and sum(w.numel() for w, *_ in matrices) <= GROUP_ELEMENTS:
         return _together(wide(x).unflatten(0, (len(counts), -1)), matrices, act, out).flatten(0, 1)
     y = torch.empty_like(x, dtype=out)
     start = 0
     for a, count in enumerate(counts):
         mine, one = wide(x[start : start + count]), slice(a, a + 1)
-        matrices_of_it = tuple((w[one], None if s is None else s[one]) for w, s in matrices)
+        matrices_of_it = tuple(tuple(None if t is None else t[one] for t in parts) for parts in matrices)
         y[start : start + count] = _together(mine.unsqueeze(0), matrices_of_it, act, out)[0] if count else mine
         start += count
     return y
@@ -236,11 +252,17 @@ def experts(
 
 def _together(
     x: Tensor,
-    matrices: tuple[tuple[Tensor, Tensor | None], ...],
+    matrices: tuple[tuple[Tensor, Tensor | None, Tensor | None], ...],
     act: Callable[[Tensor, Tensor], Tensor],
     dtype: torch.dtype,
 ) -> Tensor:
-    """The MLPs of several experts with as many pairs each: `x` [A, m, L] wide, result [A, m, L] in `dtype`."""
-    first, third, second = (decode(w, s, x.dtype).transpose(1, 2) for w, s in matrices)
-    h = act(torch.bmm(x, first), torch.bmm(x, third)).to(dtype)
-    return torch.bmm(h.to(x.dtype), second).to(dtype)
+    """The MLPs of several experts with as many pairs each: `x` [A, m, L] wide, result [A, m, L] in `dtype`. Of each of
+    the `matrices`: weights, scales and biases."""
+
+    def product_with(a: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+        w = decode(weight, scale, a.dtype).transpose(1, 2)
+        return torch.bmm(a, w) if bias is None else torch.baddbmm(bias.to(a.dtype).unsqueeze(1), a, w)
+
+    first, third, second = matrices
+    h = act(product_with(x, *first), product_with(x, *third)).to(dtype)
+    return product_with(h.to(x.dtype), *second).to(dtype)

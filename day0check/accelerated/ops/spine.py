@@ -122,7 +122,13 @@ def residual_update(streams: Tensor, *, output: Tensor, post: Tensor, comb: Tens
 
 
 def gated(
-    g: Tensor, u: Tensor, activation: str, beta: float | None, linear_beta: float | None, limit: float | None
+    g: Tensor,
+    u: Tensor,
+    activation: str,
+    beta: float | None,
+    linear_beta: float | None,
+    limit: float | None,
+    alpha: float | None = None,
 ) -> Tensor:
     """The gated activation of gate `g` and up `u`, both wide. Raises ValueError for an unknown `activation`."""
     if activation == "silu":
@@ -133,7 +139,10 @@ def gated(
         return b * torch.tanh(g / b) * torch.sigmoid(g) * bounded
     if activation == "clamped":
         return F.silu(g.clamp(max=limit)) * u.clamp(-limit, limit)
-    raise ValueError(f"activation {activation!r} is none of silu, situ, clamped")
+    if activation == "clamped_plus_one":
+        below = g.clamp(max=limit)
+        return (u.clamp(-limit, limit) + 1) * (below * torch.sigmoid(alpha * below))
+    raise ValueError(f"activation {activation!r} is none of silu, situ, clamped, clamped_plus_one")
 
 
 def mlp(

@@ -7,7 +7,8 @@ import torch
 from crosscheck import BOUNDS, relative_error
 from gpt_oss_layers import TOPK, both_layers, expected_rows, input_rows, layer_error, write_packed_model
 
-from reference.gpt_oss import expert_layer, route_by_logit
+from reference.gpt_oss import ROUTING, expert_layer
+from reference.moe import route
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def test_the_other_reading_is_seen(directory, change):
 
 def test_equal_logits_go_to_the_lower_expert():
     """Catches another tie rule than the one of every other choice here, and a softmax over all experts."""
-    ids, weights = route_by_logit(torch.tensor([[1.0, 3.0, 3.0, 3.0], [0.0, 0.0, 5.0, 0.0]]), k=2)
+    ids, weights = route(torch.tensor([[1.0, 3.0, 3.0, 3.0], [0.0, 0.0, 5.0, 0.0]]), k=2, **ROUTING)
     assert ids.tolist() == [[1, 2], [0, 2]]
     assert weights[0].tolist() == [0.5, 0.5]
     assert float(weights[1, 1]) == pytest.approx(1 / (1 + torch.tensor(-5.0).exp()))
