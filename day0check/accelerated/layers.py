@@ -113,7 +113,10 @@ def kda(step: Step, at: Here, layer: int, x: Tensor, p: w.Kda) -> Tensor:
         slots=batch.store_slots,
     )
     q, key, v = mixed.view(x.shape[0], 3, k.heads, k.dim).unbind(1)
-    f = at("kda.project", at("kda.project", x, site="f_a", weight=p.f_a), site="f_b", weight=p.f_b)
+    if p.f_b is None:
+        f = at("kda.project", x, site="alpha", weight=p.f_a).repeat_interleave(k.dim, 1)
+    else:
+        f = at("kda.project", at("kda.project", x, site="f_a", weight=p.f_a), site="f_b", weight=p.f_b)
     b = at("kda.project", x, site="beta", weight=p.beta)
     g, beta = at(
         "kda.gates",
@@ -247,9 +250,37 @@ def computed(
     held = active if step.ranks is None else step.ranks.numbers_of(active)
     whole = Whole(p, lambda: _every(step, at, p), held)
     prepared = step.caller.operators.prepares("moe.experts", step.batch.phase)
+    if not prepared and p.w1.scale is not None:
+        return _in_groups(step, at, p, pairs, held, offsets, row_map)
     # nobody reads the weights that a prepared kernel has in its own form, unless a judge looks on
     used = {} if prepared and not step.watched() else _active(step, at, p, held)
     return at("moe.experts", pairs, row_map=row_map, whole=whole, offsets=offsets, **used, **step.activation)
+
+
+def _in_groups(
+    step: Step, at: Here, p: w.Moe, pairs: Tensor, active: Tensor, offsets: Tensor, row_map: RowMap | None
+) -> Tensor:
+    """`computed` of packed experts, as many at a time as the workspace has room for in this phase: the next ones are
+    decoded while the present ones are computed with."""
+    space, results = step.workspace, []
+    groups = space.groups(p, active.numel(), step.batch.phase)
+    alone = len(groups) == 1
+    bounds = [] if alone else offsets.tolist()
+
+    def decoded(number: int) -> dict[str, Tensor]:
+        with space.writing(number % 2, overlapped=not (alone or step.watched())):
+            return _active(step, at, p, active[groups[number]], half=number % 2)
+
+    upcoming = decoded(0)
+    for number, some in enumerate(groups):
+        used = upcoming
+        upcoming = decoded(number + 1) if number + 1 < len(groups) else {}
+        space.wait_for(number % 2)
+        rows = slice(None) if alone else slice(bounds[some.start], bounds[some.stop])
+        own_map = row_map if alone or row_map is None else row_map.take(range(rows.start, rows.stop))
+        own = offsets if alone else offsets[some.start : some.stop + 1] - bounds[some.start]
+        results.append(at("moe.experts", pairs[rows], row_map=own_map, offsets=own, **used, **step.activation))
+    return results[0] if alone else torch.cat(results)
 
 
 def routed_output(step: Step, at: Here, p: w.Moe, y: Tensor, row_map: RowMap | None = None) -> Tensor:
@@ -259,14 +290,14 @@ def routed_output(step: Step, at: Here, p: w.Moe, y: Tensor, row_map: RowMap | N
     return y if p.up is None else at("moe.up", y, row_map=row_map, weight=p.up)
 
 
-def _active(step: Step, at: Here, p: w.Moe, active: Tensor) -> dict[str, Tensor]:
-    """Weights of the active experts: packed ones are decoded into the shared workspace."""
+def _active(step: Step, at: Here, p: w.Moe, active: Tensor, half: int = 0) -> dict[str, Tensor]:
+    """Weights of the active experts: packed ones are decoded into the shared workspace, or a half of its ring."""
     if p.w1.scale is None:
         return {part: getattr(p, part).weight.index_select(0, active) for part in PARTS}
     found = {}
-    for part, (payload, scale) in step.workspace.views(p, active.numel()).items():
+    for part, (payload, scale) in step.workspace.views(p, active.numel(), half).items():
         stack = getattr(p, part)
-        found[part], found[f"{part}_scale"], _ = at(
+        found[part], found[f"{part}_scale"], inexact = at(
             "moe.convert",
             stack.weight,
             site=part,
@@ -275,6 +306,7 @@ def _active(step: Step, at: Here, p: w.Moe, active: Tensor) -> dict[str, Tensor]
             payload_out=payload,
             scale_out=scale,
         )
+        step.workspace.inexact += inexact
     return found
 
 
