@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reference.storage import Form
 
 JsonFiles = dict[str, dict[str, Any]]
 Change = Callable[[JsonFiles], None]  # changes the files in place
@@ -40,11 +43,32 @@ def _grouped_queries(files: JsonFiles) -> None:
     files["config.json"]["day0check"] = {"grouped_query": grouped}
 
 
+def _one_decay_for_a_head(files: JsonFiles) -> None:
+    """Decays projected from the hidden state, one for all channels of a head."""
+    files["config.json"]["day0check"] = {"linear_decay": "per_head"}
+
+
+def _uneven_over_ranks(files: JsonFiles) -> None:
+    """Six heads, 18 experts of three scale blocks and 250 columns: nothing of it comes out even over four ranks."""
+    text = files["config.json"]["text_config"]
+    text |= {"num_attention_heads": 6, "num_key_value_heads": 6, "intermediate_size": 250, "moe_intermediate_size": 96}
+    text |= {"num_experts": 18, "num_expert_group": 3, "topk_group": 2}
+    text["linear_attn_config"] = text["linear_attn_config"] | {"num_heads": 6}
+
+
 # name -> (the preset it is a variant of, what is changed)
 FAULT_PRESETS: dict[str, tuple[str, Change]] = {
     "fault-moe": ("tiny", _weights_not_renormalised),
     "fault-vl": ("tiny", _images_in_rows),
     "fault-gqa": ("tiny", _grouped_queries),
+    "fault-packed": ("tiny", _one_decay_for_a_head),
+    "fault-interleaved": ("tiny", _one_decay_for_a_head),
     "fault-pools": ("tiny-glm-5.3", _overlapping_pools),
+    "fault-ranks": ("tiny", _uneven_over_ranks),
     "fault-dsa": ("tiny-deepseek-v3.2", _magnitude_scaled),
+}
+# name -> forms in which its files store what the table of tensors lists plainly
+FAULT_FORMS: dict[str, tuple[Form, ...]] = {
+    "fault-packed": ("packed-linear",),
+    "fault-interleaved": ("interleaved-gates",),
 }

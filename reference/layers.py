@@ -131,7 +131,10 @@ def kda(here: Here, x: Tensor, cache: KdaCache, *, chunk: int | None) -> Tensor:
     kernel = torch.cat([here.weight(f"self_attn.{n}_conv1d") for n in "qkv"]).squeeze(1)
     mixed, cache.conv = here("kda.conv", delta.conv, raw, weight=kernel, state=cache.conv, offsets=offsets)
     q, key, v = (part.reshape(rows, k.heads, k.dim) for part in mixed.split(k.heads * k.dim, dim=-1))
-    f = project(project(x, "f_a_proj", "f_a"), "f_b_proj", "f_b").reshape(rows, k.heads, k.dim)
+    if k.decay == "per_head":
+        f = project(x, "a_proj", "alpha")[..., None].expand(-1, -1, k.dim)
+    else:
+        f = project(project(x, "f_a_proj", "f_a"), "f_b_proj", "f_b").reshape(rows, k.heads, k.dim)
     g, beta = here(
         "kda.gates",
         delta.gates,

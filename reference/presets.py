@@ -22,7 +22,8 @@ import torch
 
 from reference.config import ModelConfig
 from reference.families import SPECIAL_TEXTS, read_config
-from reference.fault_presets import FAULT_PRESETS
+from reference.fault_presets import FAULT_FORMS, FAULT_PRESETS
+from reference.packing import packed
 from reference.preset_families import FAMILY_PRESETS, FORMS, IDS, KIMI_K3_VISION, KIMI_MEDIA, MXFP4
 from reference.storage import Form, stored_as
 from reference.tensors import Stored, expected_tensors
@@ -180,10 +181,10 @@ class Preset:
         return {name: (stored, recipe_for(name, stored)) for name, stored in expected_tensors(self.config()).items()}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        kda = self.config().kda
-        for name, (stored, recipe) in self.table().items():
-            tensor = values(name, stored, recipe).reshape(stored.shape)
-            yield from stored_as(name, tensor, forms=self.forms, head_width=kda and kda.dim)
+        config = self.config()
+        drawn = ((n, values(n, stored, recipe).reshape(stored.shape)) for n, (stored, recipe) in self.table().items())
+        for name, tensor in packed(drawn, forms=self.forms, config=config):
+            yield from stored_as(name, tensor, forms=self.forms, head_width=config.kda and config.kda.dim)
 
     def digest(self) -> str:
         """Twelve hex digits of everything that decides the bytes."""
@@ -295,7 +296,7 @@ def _variant(name: str) -> Preset:
     files = copy.deepcopy(chosen.json_files)
     change(files)
     files["config.json"]["name"] = name
-    return Preset(name, files, chosen.forms)
+    return Preset(name, files, FAULT_FORMS.get(name, chosen.forms))
 
 
 _PRESETS: dict[str, Callable[[], Preset]] = {

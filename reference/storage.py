@@ -12,7 +12,7 @@ import torch
 
 from reference.formats import block_fp8_encode
 
-Form = Literal["block-fp8", "padded-a-log"]
+Form = Literal["block-fp8", "padded-a-log", "packed-linear", "interleaved-gates"]
 
 # What DeepSeek-V3.2 and GLM-5 keep in high precision although it is a matrix (model.md 4).
 _HIGH_PRECISION = ("embed_tokens.weight", "lm_head.weight", ".gate.weight", "weights_proj.weight")
@@ -25,7 +25,8 @@ def stored_as(
     """What a release with these `forms` stores for the tensor of canonical `name`: (canonical name, tensor) pairs.
 
     "block-fp8": every linear becomes E4M3 with a float32 `_scale_inv` per 128 x 128 block. "padded-a-log": A_log is
-    filled up to `head_width` values, as Kimi K3 stores 128 of which 96 count (model.md 6.7).
+    filled up to `head_width` values, as Kimi K3 stores 128 of which 96 count (model.md 6.7). Forms that join several
+    tensors: `reference.packing`.
     """
     if "padded-a-log" in forms and name.endswith(".A_log"):
         padding = torch.full((max(0, head_width - tensor.numel()),), _PADDING, dtype=tensor.dtype)

@@ -105,9 +105,11 @@ def _kda(c: ModelConfig) -> dict[str, Stored]:
     width = k.heads * k.dim
     table = {f"{x}_proj.weight": Stored((width, d)) for x in "qkv"}
     table |= {f"{x}_conv1d.weight": Stored((width, 1, k.conv), "float32") for x in "qkv"}
+    if k.decay == "per_head":
+        table["a_proj.weight"] = Stored((k.heads, d))
+    else:
+        table |= {"f_a_proj.weight": Stored((k.rank, d)), "f_b_proj.weight": Stored((width, k.rank))}
     table |= {
-        "f_a_proj.weight": Stored((k.rank, d)),
-        "f_b_proj.weight": Stored((width, k.rank)),
         "A_log": Stored((k.heads,), "float32"),
         "dt_bias": Stored((width,), "float32"),
         "b_proj.weight": Stored((k.heads, d)),

@@ -13,7 +13,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from reference.errors import CheckpointError
 from reference.families import read_config, read_config_and_rest
 from reference.formats import FP8_BLOCK, block_fp8_decode
 from reference.names import canonical_name, stored_name, stored_shape
+from reference.packing import packed_parts, part_shapes, unpacked
 from reference.tensors import DRAFT_COPIES, Stored, expected_tensors, with_stored_draft
 
 __all__ = [
@@ -70,6 +71,7 @@ class Entry:
     file: Path
     dtype: str  # as safetensors spells it
     shape: tuple[int, ...]
+    rows: range | None = None  # of the stored tensor, where that holds several of the model's
 
 
 class Checkpoint:
@@ -97,7 +99,7 @@ class Checkpoint:
             self.config, self.unknown_keys = read_config_and_rest(read_json(where), **side)
         except CheckpointError as error:
             raise CheckpointError(error.what, where=f"{self.directory}: {error.where}", todo=error.todo) from error
-        self._entries = _entries(self.directory)
+        self._entries = _with_parts(_entries(self.directory), self.config)
         self.config = with_stored_draft(self.config, self._entries)
         self._expected = expected_tensors(self.config)
         self._check()
@@ -126,9 +128,11 @@ class Checkpoint:
         return name in self._entries and self._entries[name].dtype == BLOCK_FP8 and f"{name}{SCALES}" in self._entries
 
     def stored(self, name: str) -> torch.Tensor:
-        """The tensor of canonical `name` as the file holds it, padding and codes included, on the CPU."""
+        """The tensor of canonical `name` as the file holds it, padding and codes included, on the CPU. Of a matrix that
+        holds several tensors its own rows."""
         entry = self.entry(name)
-        return read_tensor(entry.stored, file=entry.file)
+        tensor = read_tensor(entry.stored, file=entry.file)
+        return tensor if entry.rows is None else unpacked(tensor, entry.rows)
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor of canonical `name` as the model means it, on the CPU: as stored, but for two forms.
@@ -314,6 +318,27 @@ def _entries(directory: Path) -> dict[str, Entry]:
             )
         entries[name] = Entry(stored, directory / shard, *headers[shard][stored])
     return entries
+
+
+def _with_parts(entries: dict[str, Entry], config: ModelConfig) -> dict[str, Entry]:
+    """The entries with every packed matrix replaced by its parts. Raises CheckpointError for a part that is there
+    twice."""
+    found = {}
+    for name, entry in entries.items():
+        parts = packed_parts(name, config)
+        if not parts:
+            found[name] = entry
+            continue
+        shapes = part_shapes(parts, entry.shape)
+        for part, rows in parts.items():
+            if part in entries:
+                raise CheckpointError(
+                    f"{entries[part].stored!r} is stored by itself and as rows of {entry.stored!r}",
+                    where=f"{entries[part].file} and {entry.file}",
+                    todo="remove the one that is stale",
+                )
+            found[part] = replace(entry, shape=shapes[part], rows=rows)
+    return found
 
 
 def write_checkpoint(

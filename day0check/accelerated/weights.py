@@ -72,8 +72,8 @@ class Kda:
     q: Tensor
     k: Tensor
     v: Tensor
-    f_a: Tensor
-    f_b: Tensor
+    f_a: Tensor  # [H, D] where a head has one decay
+    f_b: Tensor | None
     beta: Tensor
     gate: tuple[Tensor, ...]  # one full-rank matrix or the two factors of a low-rank one
     conv: Tensor  # [C, W], channels q | k | v
@@ -240,7 +240,9 @@ def _kda(read: Reader, config: ModelConfig, place: str) -> Kda:
     k = config.kda
     gate = ("g",) if k.full_rank_gate else ("g_a", "g_b")
     return Kda(
-        **{part: read(f"{place}.{part}_proj.weight") for part in ("q", "k", "v", "f_a", "f_b")},
+        **{part: read(f"{place}.{part}_proj.weight") for part in "qkv"},
+        f_a=read(f"{place}.{'a' if k.decay == 'per_head' else 'f_a'}_proj.weight"),
+        f_b=None if k.decay == "per_head" else read(f"{place}.f_b_proj.weight"),
         beta=read(f"{place}.b_proj.weight"),
         gate=tuple(read(f"{place}.{part}_proj.weight") for part in gate),
         conv=torch.cat([read(f"{place}.{part}_conv1d.weight").squeeze(1) for part in "qkv"]),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from day0check.audit.draft import is_draft_copy
 from day0check.audit.fault import Fault
 from reference.inventory import Inventory, declared_draft_layers, declared_quantisation
 from reference.names import stored_name
+from reference.packing import packed_parts, part_shapes
 from reference.tensors import Stored, expected_tensors
 from reference.weights import BLOCK_FP8, PLAIN, SCALES, block_scales_shape, fits
 
@@ -32,8 +33,9 @@ class Lying:
 def audit_table(inventory: Inventory) -> Iterator[Fault]:
     """Faults of single tensors, then of the quantisation as a whole. Tensors of lost files are not told again."""
     table = expected_tensors(inventory.config)
-    lying = {inventory.canonical[stored]: Lying(stored, *entry) for stored, entry in sorted(inventory.sound.items())}
+    lying = _lying(inventory)
     gone = inventory.lost - set(lying)
+    gone |= {part for name in gone for part in packed_parts(name, inventory.config)}
     contrary = tuple(_quantisation(inventory, lying, table, gone))
     yield from contrary
     excused = _excused(contrary, lying, table)
@@ -51,6 +53,17 @@ def audit_table(inventory: Inventory) -> Iterator[Fault]:
             continue
         if not _scales_of_block_fp8(name, lying):
             yield _unconsumed(name, found, inventory)
+
+
+def _lying(inventory: Inventory) -> dict[str, Lying]:
+    """Canonical name -> what lies where the index puts it; of a packed matrix each part by itself."""
+    found = {}
+    for stored, entry in sorted(inventory.sound.items()):
+        whole = Lying(stored, *entry)
+        parts = packed_parts(inventory.canonical[stored], inventory.config)
+        shapes = part_shapes(parts, whole.shape) if parts else {inventory.canonical[stored]: whole.shape}
+        found |= {name: replace(whole, shape=shape) for name, shape in shapes.items()}
+    return found
 
 
 def _spelled(name: str, inventory: Inventory) -> str:

@@ -6,7 +6,7 @@ CONTRACTS = (
     linear(
         "kda.project",
         "projections of the hidden state",
-        sites=("q", "k", "v", "f_a", "f_b", "beta", "gate", "gate_a", "gate_b"),
+        sites=("q", "k", "v", "f_a", "f_b", "alpha", "beta", "gate", "gate_a", "gate_b"),
     ),
     Contract(
         "kda.conv",

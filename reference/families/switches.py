@@ -19,7 +19,8 @@ def with_switches(config: ModelConfig, keys: Keys) -> ModelConfig:
 
     `mrope_section`: [temporal, height, width] numbers of channel pairs. `image_break_token_id`: ends each row of an
     image. `index_kpool_overlap`: pools of index keys reach back over the pool before. `grouped_query`: the `layers`
-    counted from 0, `heads`, `kv_heads`, `head_dim`. Raises CheckpointError for a switch that does not fit the model.
+    counted from 0, `heads`, `kv_heads`, `head_dim`. `linear_decay`: "low_rank" or "per_head". Raises CheckpointError for
+    a switch that does not fit the model.
     """
     own = keys.part(PART, optional=True)
     if own is None:
@@ -38,6 +39,11 @@ def with_switches(config: ModelConfig, keys: Keys) -> ModelConfig:
         pools = config.index is not None and config.index.pool > 1
         _must(pools, own, "index_kpool_overlap needs an index with pools")
         config = replace(config, index=replace(config.index, overlap=True))
+    decay = own.text("linear_decay", "low_rank")
+    _must(decay in ("low_rank", "per_head"), own, "linear_decay must be low_rank or per_head")
+    if decay == "per_head":
+        _must(config.kda is not None, own, "linear_decay needs linear attention")
+        config = replace(config, kda=replace(config.kda, decay=decay))
     return _grouped_query(config, own)
 
 
