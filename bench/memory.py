@@ -1,0 +1,213 @@
+"""How much memory the engine takes as layers are added, beside two other ways to keep experts.
+
+    python -m bench.memory [--megabytes 200] [--layers 1,2,3] [--device cpu]
+
+Every figure comes from a process of its own that loads a model of that many expert layers, runs a prompt and decode
+steps, and counts every byte that tensor operations take (`probe/memory.py`; on a device also its allocator). A line
+`constant + layers x bytes` is fitted. The engine keeps packed experts and one FP8 workspace: its line must rise by what
+a layer holds packed, and its constant holds the workspace once. The others are built here: experts as FP8 at load, and
+a workspace for each layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.models import enlarged
+from day0check.accelerated.engine import Engine
+from day0check.accelerated.memory import storages
+from day0check.accelerated.ops import TABLE, WEIGHTS
+from day0check.accelerated.ops.experts import convert
+from day0check.accelerated.scheduler import Scheduler
+from day0check.accelerated.weights import Moe
+from day0check.accelerated.workspace import PARTS, Workspace
+from day0check.probe.memory import Allocations
+from day0check.probe.recorder import Caller
+from day0check.probe.registry import Operators
+from day0check.types import Request, Schedule, Turn
+from reference.config import ModelConfig
+from reference.tensors import expected_tensors
+
+FORMS = {
+    "engine": "packed experts, one FP8 workspace",
+    "scratch": "packed experts, an FP8 workspace a layer",
+    "loaded": "experts as FP8 from loading on",
+}
+WIDTH, LATENT = 1024, 1024
+WITHIN, RESIDENT_WITHIN = 0.01, 0.03
+
+
+class MadeUp:
+    """A checkpoint without files: tensors are drawn when they are read."""
+
+    directory = Path("made-up")
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config, self._expected = config, expected_tensors(config)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._expected
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._expected)
+
+    def tensor(self, name: str) -> Tensor:
+        stored = self._expected[name]
+        dtype = getattr(torch, stored.dtype)
+        if dtype == torch.uint8:
+            return torch.randint(118, 122, stored.shape, dtype=dtype)
+        return torch.randn(stored.shape).mul_(0.02).to(dtype)
+
+
+def config_of(layers: int, megabytes: int) -> ModelConfig:
+    """`layers` expert layers of about `megabytes` packed bytes each, behind a dense one."""
+    packed = 3 * WIDTH * LATENT * 17 / 32
+    experts = 16 * max(1, round(megabytes * 1e6 / packed / 16))
+    sizes = {
+        "num_experts": experts,
+        "moe_intermediate_size": WIDTH,
+        "routed_expert_hidden_size": LATENT,
+        "hidden_size": 256,
+        "attn_res_block_size": 1 << 10,
+    }
+    return enlarged("memory", layers=layers + 1, **sizes).config()
+
+
+def layer_bytes(config: ModelConfig) -> float:
+    """Bytes of the tensors of one expert layer as the engine keeps them: as stored, bfloat16 for the rest."""
+    layers: dict[str, float] = {}
+    for name, stored in expected_tensors(config).items():
+        if name.startswith("layers.") and not name.startswith("layers.0."):
+            number = name.split(".")[1]
+            size = math.prod(stored.shape) * getattr(torch, stored.dtype).itemsize
+            layers[number] = layers.get(number, 0.0) + size
+    return sum(layers.values()) / len(layers)
+
+
+def resident_bytes() -> int:
+    """Bytes of this process's own memory that are in use now, files left out; 0 where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
+
+
+def changed(engine: Engine, form: str) -> list[Any]:
+    """What another way to keep experts holds beside the engine, or in place of what it holds."""
+    layers = [layer.mlp for layer in engine.model.layers if isinstance(layer.mlp, Moe)]
+    if form == "scratch":
+        return [Workspace(engine.model, engine.device) for _ in layers[1:]]
+    kept = []
+    for moe in layers if form == "loaded" else ():
+        for part in PARTS:
+            stack = getattr(moe, part)
+            every = torch.arange(stack.weight.shape[0], device=engine.device)
+            kept.append(convert(stack.weight, scale=stack.scale, experts=every)[:2])
+            object.__setattr__(stack, "weight", stack.weight[:0].clone())  # given back
+            object.__setattr__(stack, "scale", stack.scale[:0].clone())
+    if form == "loaded":
+        engine.workspace = None
+    return kept
+
+
+def measure(layers: int, megabytes: int, form: str, device: torch.device) -> dict[str, float]:
+    """Bytes of one process: counted, resident, and what its parts hold."""
+    torch.set_num_threads(1)
+    config = config_of(layers, megabytes)
+    before = resident_bytes()
+    with Allocations() as taken:
+        engine = Engine(MadeUp(config), dtype=torch.bfloat16, device=device)
+        workspace = engine.workspace.bytes
+        held = changed(engine, form)
+        taken.restart_peak()
+        if form != "loaded":
+            operators = Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state"))
+            requests = (Request("a", (Turn(tuple(range(32))),), max_new_tokens=4),)
+            scheduler = Scheduler(engine, requests, Schedule(), Caller(operators))
+            scheduler.run()
+    found = {"layers": layers, "counted": taken.peak_bytes, "workspace": workspace, "held": len(held)}
+    found |= {"storages": storages(engine), "resident": resident_bytes() - before, "layer": layer_bytes(config)}
+    if device.type == "cuda":
+        found |= {
+            "allocated": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.max_memory_reserved(device),
+        }
+    return found
+
+
+def in_a_process(layers: int, form: str, given: argparse.Namespace) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.memory", "--one", str(layers), "--form", form]
+    command += ["--megabytes", str(given.megabytes), "--device", given.device]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the process of {layers} layers, form {form}, ended with {done.returncode}:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def line_through(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """(constant, slope) of the least-squares line through (layers, bytes)."""
+    n = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    return mean_y - slope * mean_x, slope
+
+
+def report(rows: dict[str, list[dict[str, float]]]) -> bool:
+    """Prints the lines of all forms; whether the engine's is what it should be."""
+    first = rows["engine"][0]
+    print(
+        f"a layer holds {first['layer'] / 1e6:.1f} MB as packed, the FP8 workspace {first['workspace'] / 1e6:.1f} MB\n"
+    )
+    print(f"{'':44} {'constant MB':>12} {'MB a layer':>11} {'of packed':>10}")
+    for form, found in rows.items():
+        constant, slope = line_through([(row["layers"], row["counted"]) for row in found])
+        share = slope / first["layer"]
+        print(f"{FORMS[form]:44} {constant / 1e6:12.1f} {slope / 1e6:11.2f} {share:10.3f}")
+    counted = line_through([(r["layers"], r["counted"]) for r in rows["engine"]])
+    resident = line_through([(r["layers"], r["resident"]) for r in rows["engine"]])
+    print(
+        f"{'the same, resident set':44} {resident[0] / 1e6:12.1f} {resident[1] / 1e6:11.2f} "
+        f"{resident[1] / first['layer']:10.3f}"
+    )
+    once = first["workspace"] <= counted[0] < 2 * first["workspace"]
+    print(f"\nthe constant holds the workspace {'once' if once else 'NOT once'}")
+    for row in rows["engine"]:
+        if "reserved" in row:
+            print(f"{row['layers']} layers: reserved over allocated {row['reserved'] / row['allocated']:.3f}")
+    met = abs(counted[1] / first["layer"] - 1) <= WITHIN and once
+    near = abs(resident[1] / first["layer"] - 1) <= RESIDENT_WITHIN or not resident[1]
+    print(
+        f"counted within {WITHIN:.0%}: {'met' if met else 'NOT MET'}; "
+        f"resident within {RESIDENT_WITHIN:.0%}: {'met' if near else 'NOT MET'}"
+    )
+    return met and near
+
+
+def main(argv: list[str] | None = None) -> int:
+    ask = argparse.ArgumentParser(prog="bench.memory", description=__doc__.split("\n", 1)[0])
+    ask.add_argument("--megabytes", type=int, default=200)
+    ask.add_argument("--layers", default="1,2,3")
+    ask.add_argument("--device", default="cpu")
+    ask.add_argument("--form", choices=tuple(FORMS), default="engine")
+    ask.add_argument("--one", type=int, help="measure this process alone and print it as JSON")
+    given = ask.parse_args(argv)
+    if given.one is not None:
+        print(json.dumps(measure(given.one, given.megabytes, given.form, torch.device(given.device))))
+        return 0
+    layers = [int(n) for n in given.layers.split(",")]
+    rows = {form: [in_a_process(n, form, given) for n in layers] for form in FORMS}
+    return 0 if report(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
