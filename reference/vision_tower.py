@@ -21,12 +21,18 @@ Grid = tuple[int, int, int]
 
 def features(top: Here, images: Sequence[Image], *, device: str, dtype: torch.dtype) -> Tensor:
     """Features [tokens, D] of the images in order. `top` is at the place "vision", without a prefix."""
-    v = top.config.vision
     here = replace(top, prefix="vision_tower.")
     pixels, grids = zip(*(_pixels(here, image, device, dtype) for image in images), strict=True)
-    ends = image_ends(grids, device=device)
+    return of_patches(top, torch.cat(pixels), grids=grids)
+
+
+def of_patches(top: Here, pixels: Tensor, *, grids: Sequence[Grid]) -> Tensor:
+    """As `features`, from normalised patches [P, 3*patch*patch] of images and of clips of several frames."""
+    v = top.config.vision
+    here = replace(top, prefix="vision_tower.")
+    ends = image_ends(grids, device=str(pixels.device))
     kernel = here.weight("patch_embed.proj").flatten(1)
-    x = here("vision.patch", linear, torch.cat(pixels), weight=kernel, bias=_bias(here, "patch_embed.proj"))
+    x = here("vision.patch", linear, pixels, weight=kernel, bias=_bias(here, "patch_embed.proj"))
     table = here.weight("patch_embed.pos_emb")
     x = here("vision.position", vision.add_position, x, table=table, grids=grids, mode=v.interpolation)
     for number in range(v.layers):
