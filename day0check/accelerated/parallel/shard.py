@@ -13,7 +13,7 @@ from torch import Tensor
 from day0check.accelerated.parallel.layout import Layout, Placement, Range, cut, place_experts
 from day0check.accelerated.weights import Model, Reader
 from day0check.errors import Unavailable
-from reference.config import ModelConfig
+from reference.config import Gqa, ModelConfig
 from reference.weights import Checkpoint
 
 GROUP = 32  # columns of an expert that share an E8M0 scale: never cut
@@ -33,17 +33,18 @@ class Cut:
 class Shares:
     """What of a model belongs to `rank` of `layout`. Raises Unavailable for a model that cannot be cut so.
 
-    `heads`: of latent attention, and `kda_heads`, `columns` of the dense MLP, `shared` columns of the shared expert,
-    `width` of each expert, `vocabulary` rows of the head: ranges of this rank. `placement` of the experts, None
-    without expert parallelism.
+    Ranges of this rank: `heads` of latent attention, `kda_heads`, `query_heads` and `key_heads` of grouped queries,
+    `columns` of the dense MLP, `shared` columns of the shared expert, `width` of each expert, `vocabulary` rows of the
+    head. `placement` of the experts, None without expert parallelism.
     """
 
     def __init__(self, config: ModelConfig, layout: Layout, rank: int) -> None:
         self.config, self.layout, self.rank = config, layout, rank
         _refuse(config, layout)
-        m, k, moe = config.mla, config.kda, config.moe
+        m, k, g, moe = config.mla, config.kda, config.gqa, config.moe
         self.heads = self._mine(m.heads) if m is not None else (0, 0)
         self.kda_heads = self._mine(k.heads) if k is not None else (0, 0)
+        self.query_heads, self.key_heads = grouped_heads(g, layout.tensor, rank) if g is not None else ((0, 0), (0, 0))
         self.columns = self._mine(config.mlp_width)
         self.vocabulary = self._mine(config.vocab)
         self.shared = self.width = (0, 0)
@@ -65,6 +66,9 @@ class Shares:
             changed["mla"] = dataclasses.replace(self.config.mla, heads=self.heads[1] - self.heads[0])
         if self.config.kda is not None:
             changed["kda"] = dataclasses.replace(self.config.kda, heads=self.kda_heads[1] - self.kda_heads[0])
+        if self.config.gqa is not None:
+            heads, kv_heads = (stop - start for start, stop in (self.query_heads, self.key_heads))
+            changed["gqa"] = dataclasses.replace(self.config.gqa, heads=heads, kv_heads=kv_heads)
         return dataclasses.replace(self.config, **changed)
 
     def held_experts(self) -> tuple[int, ...]:
@@ -84,7 +88,7 @@ class Shares:
         place, part = found[2], found[3]
         if place == "self_attn":
             kind = self.config.layers[int(found[1])]
-            return self._kda(part) if kind == "kda" else self._latent(part)
+            return {"kda": self._kda, "gqa": self._grouped}.get(kind, self._latent)(part)
         if place == "mlp":
             return _mlp(part, self.columns)
         if part.startswith("shared_experts."):
@@ -96,9 +100,17 @@ class Shares:
         full = "g_proj" if k.full_rank_gate else "g_b_proj"
         if name in ("q_proj", "k_proj", "v_proj", "q_conv1d", "k_conv1d", "v_conv1d", "f_b_proj", "dt_bias", full):
             return Cut(0, *_scaled(self.kda_heads, k.dim))
-        if name in ("b_proj", "A_log"):
+        if name in ("b_proj", "a_proj", "A_log"):
             return Cut(0, *self.kda_heads)
         return Cut(1, *_scaled(self.kda_heads, k.dim)) if name == "o_proj" else None
+
+    def _grouped(self, part: str) -> Cut | None:
+        name, dim = part.removesuffix(".weight"), self.config.gqa.dim
+        if name in ("q_proj", "q_norm"):
+            return Cut(0, *_scaled(self.query_heads, dim))
+        if name in ("k_proj", "v_proj", "k_norm"):
+            return Cut(0, *_scaled(self.key_heads, dim))
+        return Cut(1, *_scaled(self.query_heads, dim)) if name == "o_proj" else None
 
     def _latent(self, part: str) -> Cut | None:
         m = self.config.mla
@@ -120,6 +132,22 @@ class Shares:
         return Cut(1, self.width[0] // per_column, -(-self.width[1] // per_column))
 
 
+def grouped_heads(g: Gqa, ranks: int, rank: int) -> tuple[Range, Range]:
+    """Query heads and key heads of a rank: whole groups, or where there are fewer key heads than ranks one key head,
+    which neighbours share, and a part of its queries. Raises Unavailable where that does not come out even."""
+    each = g.heads // g.kv_heads
+    if ranks <= g.kv_heads:
+        start, stop = cut(g.kv_heads, ranks)[rank]
+        return (start * each, stop * each), (start, stop)
+    sharing = ranks // g.kv_heads
+    if ranks % g.kv_heads or each < sharing:
+        what = f"{g.heads} query heads of {g.kv_heads} key heads cannot be cut over {ranks} ranks"
+        raise Unavailable(what, where="--tp", todo="give a multiple of the key heads, or fewer ranks")
+    key = rank // sharing
+    start, stop = cut(each, sharing)[rank % sharing]
+    return (key * each + start, key * each + stop), (key, key + 1)
+
+
 def _scaled(heads: Range, unit: int) -> Range:
     return heads[0] * unit, heads[1] * unit
 
@@ -133,7 +161,7 @@ def _mlp(part: str, columns: Range) -> Cut | None:
 def _refuse(config: ModelConfig, layout: Layout) -> None:
     if layout.tensor == 1:
         return
-    other = sorted(set(config.layers) - {"kda", *LATENT_KINDS})
+    other = sorted(set(config.layers) - {"kda", "gqa", *LATENT_KINDS})
     if other:
         raise Unavailable(f"layers of kind {other[0]!r} cannot be cut over ranks", where="--tp", todo="use --ep")
     m, k, moe = config.mla, config.kda, config.moe
@@ -170,11 +198,12 @@ class ShardReader(Reader):
     def piece(self, name: str, where: Cut) -> Tensor:
         """The slice of the tensor of canonical `name`, on the CPU, in its stored type."""
         entry = self.checkpoint.entry(name)
-        if entry.dtype in _PLAIN and len(entry.shape) > where.axis and not name.endswith(".A_log"):
+        by_itself = entry.rows is None and len(entry.shape) > where.axis and not name.endswith(".A_log")
+        if by_itself and entry.dtype in _PLAIN:
             with safe_open(str(entry.file), framework="pt") as opened:
                 lazy = opened.get_slice(entry.stored)
                 return lazy[where.start : where.stop] if where.axis == 0 else lazy[:, where.start : where.stop]
-        whole = self.checkpoint.tensor(name)  # padded, or decoded block by block
+        whole = self.checkpoint.tensor(name)  # padded, one of several in a matrix, or decoded block by block
         return whole.narrow(where.axis, where.start, where.stop - where.start).contiguous()
 
     def finished(self, model: Model) -> Model:
