@@ -33,6 +33,7 @@ VARIANTS = {
     "grouped queries of three axes, one key head": change(
         BASE, layers=("gqa", "mla"), gqa=Gqa(4, 1, 8), rope=Rope("interleaved", sections=(1, 2, 1)), tokens=IN_ROWS
     ),
+    "a decay for each head": change(BASE, layers=("kda", "mla", "kda"), kda=change(BASE.kda, decay="per_head")),
     "overlapping pools": change(
         BASE, layers=("dsa", "kda", "dsa_shared", "dsa"), index=change(INDEX, topk=12, pool=4, overlap=True)
     ),

@@ -39,6 +39,15 @@ class Switched(PerToken):
         finally:
             per_token_model.rotate = plain
 
+    def w(self, name):
+        """A decay for each head is the low-rank one whose second factor repeats a head's value over its channels."""
+        k = self.c.kda
+        if k is not None and k.decay == "per_head" and name == "self_attn.f_a_proj.weight":
+            return super().w("self_attn.a_proj.weight")
+        if k is not None and k.decay == "per_head" and name == "self_attn.f_b_proj.weight":
+            return np.kron(np.eye(k.heads), np.ones((k.dim, 1)))
+        return super().w(name)
+
     # ------------------------------------------------------------------------------------------------ grouped queries
 
     def latent_attention(self, x, position, memory, kind):

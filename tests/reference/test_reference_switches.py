@@ -136,6 +136,15 @@ def test_members_of_pools_that_overlap(pool, tokens, begun):
         assert members == before + [10 * t + 1 for t in range(first, first + pool)]
 
 
+# ---------------------------------------------------------------------------------------------------- linear attention
+
+
+def test_the_model_with_a_decay_for_each_head_against_the_derivation():
+    """Catches decays that are laid over the channels of another head."""
+    config = small(kda=replace(small().kda, decay="per_head"), layers=("kda", "mla", "kda"))
+    against_the_derivation(config, TOKENS)
+
+
 # ---------------------------------------------------------------------------------------------------- grouped queries
 
 
@@ -177,6 +186,7 @@ def test_a_turn_writes_its_images_in_rows():
         ({"mrope_section": [2, 3, 4]}, "must add up"),
         ({"mrope_section": [4, 4]}, "must be 3 numbers"),
         ({"image_break_token_id": 5000}, "must be below"),
+        ({"linear_decay": "scalar"}, "must be low_rank or per_head"),
         ({"index_kpool_overlap": True}, "needs an index with pools"),
         ({"grouped_query": {"layers": [1], "heads": 4, "kv_heads": 3, "head_dim": 16}}, "must divide"),
         ({"grouped_query": {"layers": [8], "heads": 4, "kv_heads": 2, "head_dim": 16}}, "layers must be below 8"),
