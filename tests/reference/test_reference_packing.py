@@ -1,5 +1,7 @@
 """Linear-attention projections that are stored in one matrix: which rows are whose, there and back."""
 
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -33,8 +35,6 @@ def rewrite(directory, change):
 
 
 def copied(stored, tmp_path, change):
-    import shutil
-
     directory = tmp_path / "changed"
     shutil.copytree(stored[1], directory)
     rewrite(directory, change)
@@ -82,9 +82,8 @@ def test_packing_is_undone_by_reading_whatever_the_order():
     """Catches parts that must come in order, and tensors that are lost because their matrix is never whole."""
     config = preset("fault-packed").config()
     names = list(packed_parts("layers.2.self_attn.in_proj.weight", config))
-    plain = {
-        name: torch.full((HEADS if name[-13] in "ba" else HEADS * DIM, 3), float(n)) for n, name in enumerate(names)
-    }
+    counts = [HEADS if name.endswith((".b_proj.weight", ".a_proj.weight")) else HEADS * DIM for name in names]
+    plain = {name: torch.full((rows, 3), float(n)) for n, (name, rows) in enumerate(zip(names, counts, strict=True))}
     ((made, matrix),) = packed(reversed(plain.items()), forms=("packed-linear",), config=config)
     assert made == "layers.2.self_attn.in_proj.weight"
     for name, rows in packed_parts(made, config).items():
@@ -113,9 +112,7 @@ def test_a_part_that_is_stored_twice_is_refused(stored, tmp_path):
 
     def change(tensors):
         at = matrix_of(stored[0], tensors)
-        tensors[at.replace(PRESETS[stored[0]], "b_proj")] = torch.zeros(
-            HEADS, tensors[at].shape[1], dtype=torch.bfloat16
-        )
+        tensors[at.replace(PRESETS[stored[0]], "b_proj")] = tensors[at][:HEADS].clone()
 
     with pytest.raises(CheckpointError, match="stored by itself and as rows"):
         Checkpoint(copied(stored, tmp_path, change))
@@ -126,9 +123,8 @@ def test_a_missing_matrix_is_missed_part_by_part(stored, tmp_path):
     directory = copied(stored, tmp_path, lambda tensors: tensors.pop(matrix_of(stored[0], tensors)))
     with pytest.raises(CheckpointError, match="is missing"):
         Checkpoint(directory)
-    told = {
-        name for f in audit(directory) if f.evidence["pattern"] == "never written" for name in f.evidence["tensors"]
-    }
+    missed = [f for f in audit(directory) if f.evidence["pattern"] == "never written"]
+    told = {name for f in missed for name in f.evidence["tensors"]}
     parts = packed_parts(f"layers.0.self_attn.{PRESETS[stored[0]]}.weight", preset(stored[0]).config())
     assert {name.removeprefix("language_model.model.") for name in told} == set(parts)
 
