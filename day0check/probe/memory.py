@@ -1,4 +1,5 @@
-"""Counts the memory that tensor operations take, on any device: every new storage, and how many bytes live at a time.
+"""Counts the memory and the work of tensor operations, on any device: every new storage, how many bytes live at a
+time, how many are read and written, how many multiply-adds matrices take.
 
     with Allocations() as taken:
         y = model(x)
@@ -11,35 +12,43 @@ tell. Standard library + torch >= 2.1, Python >= 3.9.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
+_OPERATIONS = {"mm": 2, "bmm": 2, "addmm": 3, "baddbmm": 3}  # products of matrices by their number of operands
+
+
 class Allocations(TorchDispatchMode):
     """Counts storages that are made inside it: `made` of them, `live_bytes` alive now, `peak_bytes` at the most.
 
     Storages that existed before count nothing, whatever is done with them. `largest_bytes`: of one storage.
-    `sizes` counts how often a storage of so many bytes was made.
+    `sizes` counts how often a storage of so many bytes was made. `moved_bytes`: bytes of the tensors that operations
+    read and wrote (views move nothing); `operations`: two for each multiply-add of a product of matrices.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.made = self.live_bytes = self.peak_bytes = self.largest_bytes = 0
+        self.moved_bytes = self.operations = 0
         self.sizes: Dict[int, int] = {}
         self._known: Dict[int, Any] = {}  # identity of a storage -> a weak reference that ends the entry with it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, torch.Tensor):
-                self._see(leaf, new=False)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        for tensor in given:
+            self._see(tensor, new=False)
         result = func(*args, **kwargs)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self._see(leaf, new=True)
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        for tensor in made:
+            self._see(tensor, new=True)
+        if not _only_looks(func):
+            self.moved_bytes += sum(t.numel() * t.element_size() for t in (*given, *made))
+            self.operations += _multiplications(func, given, made)
         return result
 
     def restart_peak(self) -> None:
@@ -64,3 +73,16 @@ class Allocations(TorchDispatchMode):
     def _gone(self, key: int, size: int) -> None:
         self._known.pop(key, None)
         self.live_bytes -= size
+
+
+def _only_looks(func: Any) -> bool:
+    """Whether an operation gives another view of what it was given."""
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _multiplications(func: Any, given: List[torch.Tensor], made: List[torch.Tensor]) -> int:
+    operands = _OPERATIONS.get(func._schema.name.rpartition("::")[2])
+    if operands is None or len(given) < operands or not made:
+        return 0
+    return 2 * made[0].numel() * given[operands - 2].shape[-1]

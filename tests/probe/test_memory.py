@@ -45,3 +45,18 @@ def test_the_same_address_after_a_release_is_new_memory():
     assert taken.made == 5
     assert taken.peak_bytes == 4000
     assert taken.sizes == {4000: 5}
+
+
+def test_work_is_what_is_read_and_written_and_multiplied():
+    """Catches views that count as traffic, and products whose inner size is taken from the wrong operand."""
+    a, b = torch.ones(3, 5), torch.ones(5, 7)
+    with Allocations() as taken:
+        y = a @ b
+        y.view(-1)
+    assert taken.operations == 2 * 3 * 5 * 7
+    assert taken.moved_bytes == 4 * (15 + 35 + 21)
+    with Allocations() as taken:
+        torch.addmm(torch.ones(7), a, b)
+        torch.bmm(a.unsqueeze(0), b.unsqueeze(0))
+        y.add_(1.0)
+    assert taken.operations == 2 * (2 * 3 * 5 * 7)
