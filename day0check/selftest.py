@@ -118,12 +118,14 @@ def _verdict(located: Located, out: Path, device: str) -> Verdict:
     model_dir = preset_dir(entry.model)
     config = Checkpoint(model_dir).config
     cases = load_cases((located.case,), config=config, model=entry.model, profile=entry.profile)
+    if located.service:
+        return _served_verdict(located, out, device, cases, Path(model_dir))
     capabilities = _run(located, out, device, cases, str(model_dir))
     outcomes, findings, expected, every = [], [], [], []
     for case in cases:
         evidence = read_evidence(out, case, config=config, profile=entry.profile, capabilities=capabilities)
         every.append(evidence)
-        expected += [(case.id, check) for check in checks_of(case)]
+        expected += [(case.id, check) for check in checks_of(case, config)]
         for answer in judge_case(evidence):
             outcomes.append(answer.outcome)
             findings += answer.findings
@@ -136,12 +138,37 @@ def _verdict(located: Located, out: Path, device: str) -> Verdict:
     return verdict
 
 
+def _served_verdict(located: Located, out: Path, device: str, cases: tuple[Any, ...], model_dir: Path) -> Verdict:
+    """Our server started with the entry laid over, asked and stopped, as in a run."""
+    from day0check import gate
+    from day0check.service.cases import Served, ask_case
+    from reference.weights import Checkpoint
+
+    entry, config = located.entry, Checkpoint(model_dir).config
+    out.mkdir(parents=True)
+    scheduler, ops = located.scheduler, located.ops
+    what = Served(model_dir, entry.model, config, entry.profile, device, ops=ops, scheduler=scheduler)
+    asked = {case.id: ask_case(case, what, out) for case in cases}
+    answers = [answer for a in asked.values() for answer in a.answers]
+    scene = gate.Scene(
+        {"name": entry.model},
+        entry.profile,
+        tuple(asked),
+        expected=tuple((case, name) for case, a in asked.items() for name in a.expected),
+        not_run=tuple(n for a in asked.values() for n in a.not_run),
+    )
+    verdict = gate.decide([a.outcome for a in answers], [f for a in answers for f in a.findings], scene)
+    gate.write_verdict(verdict, out / "verdict.json")
+    return verdict
+
+
 def _run(located: Located, out: Path, device: str, cases: tuple[Any, ...], model_dir: str) -> frozenset[str]:
     """Candidate and reference, one after the other; the capabilities of the backend."""
     from day0check.probe.records import Lines
     from day0check.worker.candidate import run_candidate
     from day0check.worker.job import Job, is_operator_case, read_record
     from day0check.worker.oracle import run_reference
+    from day0check.worker.ranks import is_launcher, run_ranks
 
     out.mkdir(parents=True)
     events = Lines(out / "events.jsonl")
@@ -155,9 +182,10 @@ def _run(located: Located, out: Path, device: str, cases: tuple[Any, ...], model
         profile=located.entry.profile,
         ops=located.ops,
         device=device,
+        layout=located.entry.layout,
     )
     try:
-        run_candidate(job, events)
+        (run_ranks if is_launcher(job) else run_candidate)(job, events)
         from day0check.snapshot import case_directory
 
         records = {case.id: read_record(case_directory(out, case.id, "candidate")) for case in cases}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +42,13 @@ class Wish:
     tp: int = 1
     ep: int = 1
     scheduler: str | None = None  # of the server, in service cases
+    further_layout: dict[str, Any] = field(default_factory=dict)  # of a known fault that needs more than the two
 
     @property
     def layout(self) -> dict[str, Any]:
         """The layout as a plan has it; empty for one device."""
         cut = self.tp > 1 or self.ep > 1
-        return {"tensor_parallel": self.tp, "expert_parallel": self.ep} if cut else {}
+        return {**self.further_layout, "tensor_parallel": self.tp, "expert_parallel": self.ep} if cut else {}
 
 
 @click.command()
@@ -136,15 +137,18 @@ def with_fault(wish: Wish, fault: str, *, given: frozenset[str]) -> Wish:
     for option in sorted({"ops", "backend"} & given):
         todo = f"a fault brings its own candidate: leave --{option} or --fault out"
         raise UsageError(f"--fault and --{option} exclude each other", where=f"--fault {fault}", todo=todo)
-    entry, served = located.entry, located.scheduler is not None
+    entry = located.entry
     return replace(
         wish,
         ops=located.ops,
         scheduler=located.scheduler,
-        backend="accelerated" if served else located.backend,
+        backend="accelerated" if located.service else located.backend,
         model=wish.model if "model" in given else entry.model,
         profile=wish.profile if "profile" in given else entry.profile,
         selectors=wish.selectors or (located.case,),
+        tp=wish.tp if "tp" in given else entry.layout.get("tensor_parallel", 1),
+        ep=wish.ep if "ep" in given else entry.layout.get("expert_parallel", 1),
+        further_layout=entry.layout,
     )
 
 

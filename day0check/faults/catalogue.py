@@ -15,6 +15,7 @@ from day0check.probe.registry import load_file
 
 ROOT = Path(__file__).resolve().parent
 FOLDERS = ("public", "further", "benign")
+SERVICE = "service/"  # cases in which our server is started and asked
 BACKEND = "Candidate"  # an entry that needs more than operators defines a backend of this name
 
 
@@ -26,6 +27,16 @@ class Located:
     file: Path
     backend: str
     ops: str | None
+
+    @property
+    def scheduler(self) -> str | None:
+        """What `serve --scheduler` takes: of an entry of the service the class is the server's scheduler."""
+        return self.backend if self.service and self.backend.endswith(f":{BACKEND}") else None
+
+    @property
+    def service(self) -> bool:
+        """Whether it is laid over our server, and seen over HTTP."""
+        return self.entry.case.startswith(SERVICE)
 
     @property
     def case(self) -> str:

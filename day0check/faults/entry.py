@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from day0check.types import Finding, Phase
 
@@ -22,16 +22,19 @@ Kind = Literal[
     "output",
     "loading",
     "memory",
+    "ranks",
+    "serving",
 ]
 KINDS: tuple[str, ...] = get_args(Kind)
+PLACES = ("serve.abort",)  # what can be wrong and is no operator: the path of a request that ends before its time
 
 
 @dataclass(frozen=True)
 class Address:
     """Where a fault is: what `first_fault` of the verdict must say.
 
-    `operator` is a contract's name, `layer` None outside the decoder layers. `request` (the part of its id after the
-    case) and `position` count only where they are given.
+    `operator` is a contract's name or one of `PLACES`, `layer` None outside the decoder layers. `request` (the part of
+    its id after the case) and `position` count only where they are given.
     """
 
     operator: str
@@ -61,7 +64,8 @@ class Entry:
 
     `id`: "S-38" as in the catalogue of public faults, "F-…" for further ones, "B-…" for legal variants. `source`:
     where it was reported, "" for our own. `visible`: in which input it shows. `model` is a preset, `case` a file of
-    `faults/cases` or the id of a packaged case. `differs`: how the mutation differs from the reported fault.
+    `faults/cases` or the id of a packaged case. `differs`: how the mutation differs from the reported fault. `layout`:
+    over how many ranks it runs, as `accelerated/parallel/layout.py` reads it; empty for one device.
     """
 
     id: str
@@ -74,6 +78,7 @@ class Entry:
     case: str = "short"
     profile: str = "bf16"
     differs: str = ""
+    layout: dict[str, Any] = field(default_factory=dict)
 
     @property
     def benign(self) -> bool:
