@@ -22,30 +22,52 @@ import torch
 from day0check.accelerated.ops import TABLE
 from day0check.compare.compute import judge_compute
 from day0check.compare.judgement import excess
+from day0check.compare.quantise import judge_quantiser
 from day0check.compare.replay import Replay
-from day0check.compare.rounding import Rounder, round_nearest
+from day0check.compare.rounding import Rounder, round_blocks, round_nearest
 from day0check.contracts import CONTRACTS
 from day0check.contracts.contract import Contract
 from day0check.contracts.hard_inputs import generate
-from day0check.contracts.profiles import FUSED_FORMS, PROFILES, Profile, with_form
+from day0check.contracts.profiles import (
+    FP8_FORM,
+    FP8_INPUTS,
+    FUSED_FORMS,
+    PROFILES,
+    QUANTISED,
+    Profile,
+    with_form,
+)
+from reference.formats import fp8_columns_decode
 
 BATCH = 20
 KINDS = ("float32", "float64", "last_only", "kernel")
+FP8_KINDS = (
+    "codes",
+    "powers_of_two",
+    "half_up",
+    "bf16_scale",
+    "inside",
+    "inside_float64",
+)  # quantised rows: by whom, how
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An operator in one of its forms; `form` is "" where it has none."""
+    """An operator in one of its forms; `form` is "" where it has none, FP8_FORM for the fused one on quantised rows."""
 
     operator: str
     form: str
 
     def profile(self) -> Profile:
+        if self.form == FP8_FORM:
+            return PROFILES[QUANTISED]
         base = PROFILES["bf16"]
         return with_form(base, CONTRACTS[self.operator], self.form) if self.form else base
 
     def kinds(self) -> tuple[str, ...]:
         """The kernels of the fast path claim the fused form only."""
+        if self.form == FP8_FORM:
+            return FP8_KINDS
         fused = not self.form or FUSED_FORMS.get(self.operator) == self.form
         return KINDS if fused and self.operator in TABLE else KINDS[:3]
 
@@ -63,7 +85,8 @@ class Run:
 
 def subjects() -> tuple[Subject, ...]:
     computed = [c for c in CONTRACTS.values() if c.kind == "compute" and c.hard_inputs]
-    return tuple(Subject(c.name, form) for c in computed for form in ([f.name for f in c.forms] or [""]))
+    plain = [Subject(c.name, form) for c in computed for form in ([f.name for f in c.forms] or [""])]
+    return (*plain, *(Subject(name, FP8_FORM) for name in FP8_INPUTS))
 
 
 def healthy(contract: Contract, arguments: dict[str, Any], profile: Profile, kind: str) -> tuple[torch.Tensor, ...]:
@@ -81,6 +104,35 @@ def healthy(contract: Contract, arguments: dict[str, Any], profile: Profile, kin
     )
 
 
+def quantised(x: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """E4M3 codes and scales of rows by one of the legal ways; each of them is judged before it is used."""
+    blocks = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % 128)).unflatten(1, (-1, 128))
+    amax = blocks.abs().amax(-1)
+    scale = torch.where(amax > 0, amax / 448, 1.0)
+    if kind == "powers_of_two":
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
+    elif kind == "bf16_scale":
+        scale = scale.bfloat16().float()
+    away = 1 + 2.0**-22 if kind == "half_up" else 1.0
+    codes = (blocks / scale.unsqueeze(-1) * away).clamp(-448, 448).to(torch.float8_e4m3fn).flatten(1)
+    return codes[:, : x.shape[1]].contiguous(), scale
+
+
+def on_quantised_rows(
+    contract: Contract, arguments: dict[str, Any], profile: Profile, kind: str
+) -> tuple[dict[str, Any], tuple[torch.Tensor, ...]]:
+    """(arguments as the operator gets them, healthy results): codes of its rows, or plain rows that it quantises."""
+    if kind.startswith("inside"):
+        rows = round_blocks(arguments["x"].float(), profile.inputs[contract.name])
+        return arguments, healthy(contract, arguments | {"x": rows}, profile, kind[len("inside_") :] or "float32")
+    codes, scale = quantised(arguments["x"], kind)
+    judged = judge_quantiser(arguments["x"], (codes, scale))[0]
+    assert judged.passed, judged.message
+    given = arguments | {"x": codes, "x_scale": scale}
+    plain = arguments | {"x": fp8_columns_decode(codes, scale, dtype=torch.float32)}
+    return given, healthy(contract, plain, profile, "float32" if kind != "codes" else "float64")
+
+
 def one(subject: Subject, seed: int, *, device: str = "cpu") -> Run:
     """The run of one seed: inputs take turns, then kinds of implementation."""
     contract, profile, kinds = CONTRACTS[subject.operator], subject.profile(), subject.kinds()
@@ -88,7 +140,10 @@ def one(subject: Subject, seed: int, *, device: str = "cpu") -> Run:
     kind = kinds[seed // len(contract.hard_inputs) % len(kinds)]
     hard = generate(contract, name, seed, torch.bfloat16, device=device)
     arguments = {contract.args[0].name: hard.args[0], **hard.kwargs}
-    results = healthy(contract, arguments, profile, kind)
+    if subject.form == FP8_FORM:
+        arguments, results = on_quantised_rows(contract, arguments, profile, kind)
+    else:
+        results = healthy(contract, arguments, profile, kind)
     judged = judge_compute(Replay(contract, arguments), results, profile, seed=seed)
     used = [excess(j.statistics[k], limit) for j in judged for k, limit in j.limits.items() if limit > 0]
     failed = next((j for j in judged if not j.passed), None)
