@@ -168,6 +168,12 @@ class Snapshot:
             self._cache[key] = self._assemble(tap, result, by_position)
         return self._cache[key].get(request, Rows((), (), (), torch.empty(0)))
 
+    def results(self, tap: str) -> Iterator[tuple[Entry, torch.Tensor]]:
+        """Every kept result of a tap in order of execution, also those whose first axis is not the call's rows."""
+        for entry in self._by_tap.get(tap, ()):
+            if entry.file:
+                yield entry, self._read(entry)
+
     def _assemble(self, tap: str, result: int, by_position: bool) -> dict[str, Rows]:
         import torch
 
@@ -208,6 +214,16 @@ class Snapshot:
         return found
 
     def _tensor(self, entry: Entry) -> torch.Tensor:
+        tensor = self._read(entry)
+        if not tensor.shape or tensor.shape[0] != len(entry.owner):
+            raise InputError(
+                f"tap {entry.tap}: {list(tensor.shape)} for {len(entry.owner)} rows of the row map",
+                where=str(self.directory / "manifest.jsonl"),
+                todo="give the call the row map of its result",
+            )
+        return tensor
+
+    def _read(self, entry: Entry) -> torch.Tensor:
         from safetensors import SafetensorError, safe_open
 
         path = self.directory / entry.file
@@ -232,12 +248,6 @@ class Snapshot:
                 f"the manifest says {entry.dtype} {list(entry.shape)}",
                 where=str(path),
                 todo=_RERUN,
-            )
-        if not tensor.shape or tensor.shape[0] != len(entry.owner):
-            raise InputError(
-                f"tap {entry.tap}: {list(tensor.shape)} for {len(entry.owner)} rows of the row map",
-                where=str(self.directory / "manifest.jsonl"),
-                todo="give the call the row map of its result",
             )
         return tensor
 

@@ -17,19 +17,24 @@ from day0check.checks import (
     coverage,
     decode_equals_prefill,
     exact,
+    experts_once,
+    images_alone,
     isolation,
     logits,
     mixed_steps,
     move,
     offloaded,
     parameters,
+    poisoned_memory,
     preempted,
     profile,
     propagated,
     reordered,
     repeat,
     repeated,
+    residual_bank,
     slot_reuse,
+    spliced,
     warm_prefix,
     weights,
 )
@@ -65,7 +70,12 @@ INVARIANTS: dict[str, ModuleType] = {
     "causality": causality,
     "isolation": isolation,
     "slot_reuse": slot_reuse,
+    "poisoned_memory": poisoned_memory,
     "repeated": repeated,
+    "residual_bank": residual_bank,
+    "experts_once": experts_once,
+    "images_alone": images_alone,
+    "spliced": spliced,
 }
 MODEL_CHECKS: dict[str, ModuleType] = {"weights": weights}  # asked of the checkpoint, before anything runs on it
 # asked once, about all cases of a run together
@@ -87,10 +97,16 @@ __all__ = [
 ]
 
 
-def checks_of(case: RunCase) -> tuple[str, ...]:
-    """Names of the checks of a case: those that its kind needs (a case of operators has no net), then its own."""
+def checks_of(case: RunCase, config: ModelConfig | None = None) -> tuple[str, ...]:
+    """Names of the checks of a case: those that its kind needs (a case of operators has no net), then its own, less
+    those that are about a part which a model of this `config` does not have."""
     always = _OPERATOR_CHECKS if case.id.startswith("operators/") else tuple(CHECKS)
-    return tuple(dict.fromkeys((*always, *case.checks)))
+    return tuple(dict.fromkeys((*always, *(name for name in case.checks if _applies(name, config)))))
+
+
+def _applies(name: str, config: ModelConfig | None) -> bool:
+    applies = getattr(INVARIANTS.get(name), "applies", None)
+    return config is None or applies is None or applies(config)
 
 
 def judge_case(evidence: Evidence) -> tuple[Answer, ...]:
@@ -100,7 +116,7 @@ def judge_case(evidence: Evidence) -> tuple[Answer, ...]:
         known[name].judge(evidence)
         if name in known
         else answer(name, evidence, "not_run", "there is no check of this name")
-        for name in checks_of(evidence.case)
+        for name in checks_of(evidence.case, evidence.config)
     )
 
 
@@ -111,7 +127,8 @@ def extra_runs_of(case: RunCase, outputs: Outputs, config: ModelConfig) -> tuple
     """
     found: dict[str, ExtraRun] = {}
     for name in case.checks:
-        for run in INVARIANTS[name].runs(case, outputs, config) if name in INVARIANTS else ():
+        wanted = name in INVARIANTS and _applies(name, config)
+        for run in INVARIANTS[name].runs(case, outputs, config) if wanted else ():
             if found.setdefault(run.label, run) != run:
                 raise ValueError(f"two checks of case {case.id} mean different runs by {run.label!r}")
     return tuple(sorted(found.values(), key=lambda run: bool(run.against)))

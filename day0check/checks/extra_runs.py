@@ -24,10 +24,11 @@ class ExtraRun:
     """One further run. `label` names it within its case, `words` end a sentence that begins with "with".
 
     `against`: label of the run that it is compared with; `pairings`: which rows; `bits`: the same bytes are promised.
-    `recomputed`, `reused`: requests that must compute some position twice, or not at all, else the run shows nothing;
-    `once`: that must compute every position once, `rested`: that must be away for some steps; `chunked`: whose prompt
-    must take several steps. `also`: operators whose results are kept besides.
-    `lenders`: (request, the one behind whose cached prefix it begins). `identity`: operators that are replaced by one that gives its first argument back.
+    What must show, else the run says nothing: requests `recomputed` compute some position twice, `reused` ones not all,
+    `once` each exactly once; `rested` ones are away for some steps; prompts of `chunked` ones take several steps.
+    `lenders`: (request, the one behind whose cached prefix it begins). `also`: whose results are kept besides.
+    `identity`: operators that are replaced by one that gives its first argument back; `law`: what the run's own results
+    must hold by themselves ("experts", "splice").
     """
 
     label: str
@@ -45,6 +46,7 @@ class ExtraRun:
     lenders: tuple[tuple[str, str], ...] = ()
     also: tuple[str, ...] = ()
     identity: tuple[str, ...] = ()
+    law: str = ""
 
 
 def predicted(case: RunCase) -> Outputs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from day0check.checks.evidence import Answer, Evidence
 from day0check.checks.extra_runs import ExtraRun, answered, as_prompt, at_once, name_of, other_words, pairs, plain
@@ -29,7 +29,7 @@ def runs(case: RunCase, outputs: Outputs, config: ModelConfig) -> tuple[ExtraRun
     longest = max(requests, key=lambda r: len(outputs.sequences[r.id]))
     in_turn = plain(case, max_batch=1, chunk=None, prefix_cache=True)
     every = at_once(requests)
-    words, lent = "all requests in turn behind one cache", _nearest_before(every, outputs)
+    words, lent = "all requests in turn behind one cache", _nearest_before(every, outputs, config)
     found = [ExtraRun("warm-in-turn", words, every, in_turn, pairs(every), lenders=lent)]
     found.append(_twice(longest, outputs, in_turn))
     texts = [r for r in requests if not any(turn.images for turn in r.turns)]
@@ -42,17 +42,30 @@ def runs(case: RunCase, outputs: Outputs, config: ModelConfig) -> tuple[ExtraRun
     return tuple(found)
 
 
-def _nearest_before(requests: tuple[Request, ...], outputs: Outputs) -> tuple[tuple[str, str], ...]:
-    """(request, the one before it that has most of its first tokens)."""
+def _nearest_before(
+    requests: tuple[Request, ...], outputs: Outputs, config: ModelConfig
+) -> tuple[tuple[str, str], ...]:
+    """(request, the one before it that has most of its first tokens and images)."""
     found = []
     for number, request in enumerate(requests[1:], 1):
-        mine = outputs.sequences[request.id]
-        alike = {r.id: _alike(mine, outputs.sequences[r.id]) for r in requests[:number]}
+        mine = _content(request, outputs, config)
+        alike = {r.id: _alike(mine, _content(r, outputs, config)) for r in requests[:number]}
         found.append((request.id, max(alike, key=alike.get)))
     return tuple(found)
 
 
-def _alike(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+def _content(request: Request, outputs: Outputs, config: ModelConfig) -> tuple[Any, ...]:
+    """The sequence of a request, a media pad with the images of its turn."""
+    pad, turns = config.tokens.media_pad, list(request.turns)
+    ends = [begin for begin, _ in outputs.generated.get(request.id, ())]
+    found = []
+    for position, token in enumerate(outputs.sequences[request.id]):
+        turn = next((n for n, end in enumerate(ends) if position < end), len(turns) - 1)
+        found.append((token, turns[turn].images) if token == pad else token)
+    return tuple(found)
+
+
+def _alike(a: tuple[Any, ...], b: tuple[Any, ...]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 

@@ -57,7 +57,7 @@ def judge(
         except InputError as cause:  # we wrote these files: that they cannot be read is our fault, not the user's
             raise Day0Error(cause.what, where=cause.where, todo=cause.todo) from cause
         local[case.id], net[case.id] = evidence.measures, evidence.net or ()
-        expected += [(case.id, check) for check in checks_of(case)]
+        expected += [(case.id, check) for check in checks_of(case, config)]
         every.append(evidence)
         for answer in judge_case(evidence):
             outcomes.append(answer.outcome)

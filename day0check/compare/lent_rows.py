@@ -11,20 +11,23 @@ from day0check.snapshot import Rows, Snapshot
 
 
 class LentRows(Snapshot):
-    """`lenders`: request -> the one whose rows stand in below its first own position. Their tokens are equal there, and
-    so are the choices that lie in the cache: an oracle that follows the request must follow these, too."""
+    """`lenders`: request -> the one whose rows stand in below the first position that it computed itself. Their tokens
+    are equal there, and so are the choices that lie in the cache: an oracle that follows the request follows these.
+    """
 
     def __init__(self, directory: Path | str, lenders: Mapping[str, str]) -> None:
         super().__init__(directory)
         self._lenders = dict(lenders)
+        embedded = next((tap for tap in self.taps() if tap.endswith("embed.tokens")), "")
+        self._first = {name: min(Snapshot.recorded(self, embedded, name).positions, default=0) for name in lenders}
 
     def recorded(self, tap: str, request: str, result: int = 0, *, by_position: bool = True) -> Rows:
         own = super().recorded(tap, request, result, by_position=by_position)
         lender = self._lenders.get(request)
-        if lender is None or not own.positions:
+        first = self._first.get(request, 0)
+        if lender is None or not first:
             return own
-        other = super().recorded(tap, lender, result, by_position=by_position)
-        first = min(own.positions)
+        other = self.recorded(tap, lender, result, by_position=by_position)  # which may have borrowed itself
         lent = [i for i, p in enumerate(other.positions) if p < first]
         if not lent:
             return own
@@ -32,5 +35,5 @@ class LentRows(Snapshot):
             (*(other.positions[i] for i in lent), *own.positions),
             (*(other.phases[i] for i in lent), *own.phases),
             (*(other.orders[i] for i in lent), *own.orders),
-            torch.cat((other.values[lent], own.values)),
+            torch.cat((other.values[lent], own.values)) if own.positions else other.values[lent],
         )

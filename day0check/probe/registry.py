@@ -27,13 +27,14 @@ Standard library only (Python >= 3.9).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 Function = Callable[..., Any]
 PHASES = (None, "prefill", "decode")
@@ -195,6 +196,24 @@ class Operators:
                     if r.role == "replace":
                         self._covers[(r.name, phase)] = r.covers
         self.replaced = tuple(sorted({*self.replaced, *(r.name for r in registrations)}))
+
+    @contextlib.contextmanager
+    def instead(self, functions: Mapping[str, Function]) -> Iterator[None]:
+        """Each of `functions` answers for its operator in every phase until the context ends, with the plain weights.
+
+        Raises KeyError(name) for an operator that this backend does not have.
+        """
+        before = dict(self._table), dict(self._covers), dict(self.preparers)
+        try:
+            for name, function in functions.items():
+                if (name, None) not in self._table:
+                    raise KeyError(name)
+                for key in [key for key in self._table if key[0] == name]:
+                    self._table[key], self._covers[key] = function, ()
+                self.preparers.pop(name, None)
+            yield
+        finally:
+            self._table, self._covers, self.preparers = before
 
     def get(self, name: str, phase: Optional[str] = None) -> Function:
         return self._table.get((name, phase)) or self._table[(name, None)]

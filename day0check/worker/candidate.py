@@ -205,7 +205,7 @@ class Candidate:
             def execute(requests: tuple[Request, ...], schedule: Schedule, recorder: Recorder) -> Outputs:
                 return checked_outputs(self.backend.run(requests, schedule, recorder))
 
-            make_run(run, directory, execute, lacking=lacking, byte_cap=self.job.byte_cap)
+            make_run(run, directory, execute, table=self.table, lacking=lacking, byte_cap=self.job.byte_cap)
 
 
 def run_candidate(job: Job, events: Lines, cases: Iterable[RunCase] | None = None) -> None:

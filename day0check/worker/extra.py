@@ -6,6 +6,7 @@ own; `reference/extra/<label>.json` is a `compare/run_comparison.py:RunCompariso
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,9 +20,11 @@ import torch
 from day0check.checks import extra_runs_of
 from day0check.checks.evidence import EXTRA
 from day0check.checks.extra_runs import ExtraRun
+from day0check.compare.experts_law import experts_law
 from day0check.compare.lent_rows import LentRows
 from day0check.compare.noise_book import FILE, NoiseBook
 from day0check.compare.run_comparison import Computed, RunComparison, file_name, write_comparison
+from day0check.compare.splice_law import splice_law
 from day0check.compare.two_runs import Compared, compare_runs
 from day0check.contracts import CONTRACTS
 from day0check.errors import Unavailable
@@ -34,6 +37,7 @@ from day0check.types import Measure, Outputs, Request, RunCase, to_json
 from day0check.worker.observe import Guard
 
 if TYPE_CHECKING:
+    from day0check.probe.registry import Operators
     from day0check.worker.job import Job
 
 Run = Callable[[tuple[Request, ...], Any, Recorder], Outputs]
@@ -52,21 +56,31 @@ def runs_of(job: Job, case: RunCase, outputs: Outputs) -> tuple[ExtraRun, ...]:
 # ----------------------------------------------------------------------------------------------------- the candidate
 
 
-def make_run(run: ExtraRun, directory: Path, execute: Run, *, lacking: Sequence[str], byte_cap: int) -> None:
+def make_run(
+    run: ExtraRun, directory: Path, execute: Run, *, table: Operators | None, lacking: Sequence[str], byte_cap: int
+) -> None:
     """Makes one run and leaves its records under `directory`; what the candidate raises is its outcome.
 
-    `execute` runs requests and checks the form of what it gives; `lacking`: capabilities that the run needs and the
-    backend does not have. Raises what is ours.
+    `execute` runs requests and checks the form of what it gives; `table`: the backend's operators; `lacking`:
+    capabilities that the run needs and the backend does not have. Raises what is ours.
     """
     folder = directory / EXTRA / file_name(run.label)
     folder.mkdir(parents=True)
     begin = time.perf_counter()
+    if run.identity and (table is None or not set(run.identity) <= set(table.names())):
+        lacking = (*lacking, f"operator {run.identity[0]} that can be replaced")
     if lacking:
         status, message = "unavailable", f"the backend has no {', '.join(lacking)}, which this run needs"
     else:
-        status, message = _execute(run, folder, execute, byte_cap)
+        instead = table.instead(dict.fromkeys(run.identity, _first)) if run.identity else contextlib.nullcontext()
+        with instead:
+            status, message = _execute(run, folder, execute, byte_cap)
     record = {"label": run.label, "status": status, "message": message, "seconds": time.perf_counter() - begin}
     replace_json(folder / "run.json", record)
+
+
+def _first(first: torch.Tensor, **_: Any) -> torch.Tensor:
+    return first
 
 
 def _execute(run: ExtraRun, folder: Path, execute: Run, byte_cap: int) -> tuple[str, str]:
@@ -115,6 +129,8 @@ def compare_extra(job: Job, case: RunCase, candidate: Snapshot, directory: Path,
             found = RunComparison(run.label, missing=f"the run {run.against!r} that it is compared with did not finish")
         else:
             found = _compare(job, case, run, here, there, book)
+        if run.law:
+            found = _with_law(job, run, here, found)
         write_comparison(directory / EXTRA, found)
 
 
@@ -141,6 +157,19 @@ def _compare(job: Job, case: RunCase, run: ExtraRun, here: Snapshot, there: Snap
         computed=_computed(here),
         missing=found.missing,
     )
+
+
+def _with_law(job: Job, run: ExtraRun, here: Snapshot, found: RunComparison) -> RunComparison:
+    """Adds what the results of the run must hold by themselves."""
+    from reference.weights import Checkpoint
+
+    config = Checkpoint(job.model_dir).config
+    if run.law == "experts":
+        measures, missing = experts_law(here, config)
+    else:
+        measures, missing = splice_law(here, config, run.requests)
+    rows = found.rows + sum(m.rows for m in measures)
+    return replace(found, measures=(*measures, *found.measures), rows=rows, missing=missing or found.missing)
 
 
 def _behind_choices(
