@@ -34,7 +34,7 @@ def judge_run(evidence: Sequence[Evidence]) -> Answer | None:
         check=NAME,
         operator=None,
         message=message,
-        evidence={"pattern": "a tighter profile fits", "forms": dict(sorted(fits.items()))},
+        evidence={"pattern": "a tighter profile fits", "case": "", "forms": dict(sorted(fits.items()))},
     )
     return Answer(CheckOutcome(NAME, "passed", "", message), (note,))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from day0check.baseline import load_shape
 from day0check.checks import Evidence, checks_of, judge_case, judge_run, read_evidence
+from day0check.checks.coverage import left_out
 from day0check.checks.weights import judge_audit
 from day0check.errors import Day0Error, InputError
 from day0check.gate import Scene
@@ -65,6 +66,7 @@ def judge(
     for answer in judge_run(every):
         outcomes.append(answer.outcome)
         findings += answer.findings
+    findings += left_out(every)
     scene = Scene(
         model=model,
         profile=profile,
