@@ -147,9 +147,12 @@ class Model:
         call: Call = just_call,
         form: str = "absorbed",
         chunk_kda: int | None = None,
+        drafts: bool = False,
     ) -> Tensor:
         """Logits [T, vocab] (at least float32) of one causal pass; arguments as in `extend`."""
-        return self.extend(self.start(), tokens, images=images, call=call, form=form, chunk_kda=chunk_kda)
+        return self.extend(
+            self.start(), tokens, images=images, call=call, form=form, chunk_kda=chunk_kda, drafts=drafts
+        )
 
     @torch.no_grad()
     def extend(

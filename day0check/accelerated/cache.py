@@ -104,7 +104,7 @@ class Caches:
     State pools have `snapshots` more rows behind those of the slots: states that a prefix cache keeps.
     New memory is NaN: whoever reads what nobody wrote must show it; `memory` is one of `pool_memory.KINDS`.
     `layouts` own the memory of the pools that they are named after ("kv", "index", "state" for conv, kda and pool);
-    such a pool is an OwnedPool.
+    such a pool is an OwnedPool. With `drafts` the draft layer has pools, too, under the number behind the last layer.
     """
 
     def __init__(
@@ -120,6 +120,7 @@ class Caches:
         snapshots: int = 0,
         memory: str = "",
         layouts: Mapping[str, Any] | None = None,
+        drafts: bool = False,
     ) -> None:
         i = config.index
         check_kind(memory)
@@ -140,7 +141,7 @@ class Caches:
         self.pages.keep_from(unused_pages)
         self.slots.keep_from(unused_slots)
         self.snapshots = FreeList(snapshots, seed + 2, first=slots)
-        kinds = list(enumerate(config.layers))
+        kinds = list(enumerate(config.every_layer if drafts else config.layers))
         state_type = torch.float64 if dtype == torch.float64 else torch.float32
         self.kv = {n: pool("kv", config.cache_width(n)) for n, kind in kinds if kind != "kda"}
         indexed = [n for n, kind in kinds if kind == "dsa"]

@@ -13,7 +13,7 @@ from day0check.accelerated.batch import Batch
 from day0check.accelerated.cache import Caches
 from day0check.accelerated.grouped import gqa
 from day0check.accelerated.ops import strict_sums
-from day0check.accelerated.residual import make_spine
+from day0check.accelerated.residual import Spine, make_spine
 from day0check.accelerated.weights import Gqa, Kda, Mla, read_model
 from day0check.accelerated.workspace import Workspace
 from day0check.errors import InputError
@@ -52,7 +52,15 @@ class Engine:
         self.wanted_logits: Tensor | None = None  # [wanted rows, V] of the latest step, None when it wanted none
 
     def caches(
-        self, *, pages: int, page: int, slots: int, seed: int = 0, snapshots: int = 0, memory: str = ""
+        self,
+        *,
+        pages: int,
+        page: int,
+        slots: int,
+        seed: int = 0,
+        snapshots: int = 0,
+        memory: str = "",
+        drafts: bool = False,
     ) -> Caches:
         return Caches(
             self.config,
@@ -65,6 +73,7 @@ class Engine:
             snapshots=snapshots,
             memory=memory,
             layouts=self.layouts,
+            drafts=drafts,
         )
 
     @torch.no_grad()
@@ -113,6 +122,15 @@ class Engine:
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def _decoder(self, caller: Caller, caches: Caches, batch: Batch, x: Tensor) -> list[int]:
+        spine = self.through_layers(caller, caches, batch, x)
+        self.wanted_logits = None
+        if not batch.wanted:
+            return []
+        wanted = torch.tensor(batch.wanted, device=x.device)
+        return self._choose(caller, batch, spine.output(caller.at(""), wanted, batch.rows.take(batch.wanted)))
+
+    def through_layers(self, caller: Caller, caches: Caches, batch: Batch, x: Tensor) -> Spine:
+        """The residual spine behind all decoder layers, from the embeddings `x` [rows, D]."""
         step = layers.Step(self.config, caches, self.workspace, caller, batch, ranks=self.ranks)
         if self.config.rope.sections is not None:
             step.rotary = self._rotary(caller, batch)
@@ -126,11 +144,7 @@ class Engine:
             h = spine.mlp_input(at, number)
             h = at("norm.rms", h, site="post_attention", weight=layer.post_norm, eps=self.config.eps)
             spine.add_mlp(at, number, layers.feed_forward(step, at, h, layer.mlp))
-        self.wanted_logits = None
-        if not batch.wanted:
-            return []
-        wanted = torch.tensor(batch.wanted, device=x.device)
-        return self._choose(caller, batch, spine.output(caller.at(""), wanted, batch.rows.take(batch.wanted)))
+        return spine
 
     def _rotary(self, caller: Caller, batch: Batch) -> Tensor:
         """Positions [rows, 3] that the step's rows are turned by, request by request from its first token."""

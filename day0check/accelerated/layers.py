@@ -149,7 +149,7 @@ def kda(step: Step, at: Here, layer: int, x: Tensor, p: w.Kda) -> Tensor:
 def mla(step: Step, at: Here, layer: int, x: Tensor, p: w.Mla) -> Tensor:
     """Latent attention in its absorbed form, on all keys of a request or on those that the index picks."""
     config, m = step.config, step.config.mla
-    rows, kind = x.shape[0], config.layers[layer]
+    rows, kind = x.shape[0], config.every_layer[layer]
     latent_query = x
     if p.query_down is not None:
         latent_query = at("mla.query", x, site="down", weight=p.query_down)

@@ -129,6 +129,17 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Draft:
+    """The layer that drafts tokens; embedding and head are the model's."""
+
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    project: Tensor  # [D, 2 D], the embedding's half first
+    layer: Layer
+    head_norm: Tensor
+
+
+@dataclass(frozen=True)
 class Model:
     embed: Tensor
     layers: tuple[Layer, ...]
@@ -136,6 +147,7 @@ class Model:
     final_norm: Tensor
     head: Tensor
     vision: MoonVit | GlmTower | None
+    draft: Draft | None = None
 
 
 class Reader:
@@ -192,7 +204,8 @@ def read_model(
 
     Raises CheckpointError for what cannot be read and InputError for an expert scale that is NaN.
     """
-    read = Reader(checkpoint, dtype, device) if read is None else read
+    whole = read is None
+    read = Reader(checkpoint, dtype, device) if whole else read
     config = read.config
     attnres = config.residual.kind == "attention"
     embed = read("embed_tokens.weight")
@@ -203,12 +216,25 @@ def read_model(
         final_norm=read("norm.weight"),
         head=embed if config.tied_head else read("lm_head.weight"),
         vision=None if config.vision is None else read_tower(read, config.vision),
+        draft=_draft(read, config) if whole and config.draft is not None else None,  # it is not cut over ranks
+    )
+
+
+def _draft(read: Reader, config: ModelConfig) -> Draft:
+    place = f"layers.{len(config.layers)}"
+    return Draft(
+        embedding_norm=read(f"{place}.enorm.weight"),
+        hidden_norm=read(f"{place}.hnorm.weight"),
+        project=read(f"{place}.eh_proj.weight"),
+        layer=_layer(read, config, len(config.layers)),
+        head_norm=read(f"{place}.shared_head.norm.weight"),
     )
 
 
 def _layer(read: Reader, config: ModelConfig, number: int) -> Layer:
     place = f"layers.{number}"
-    kind, spine = config.layers[number], config.residual.kind
+    kind, spine = config.every_layer[number], config.residual.kind
+    spine = spine if number < len(config.layers) else "plain"
     return Layer(
         input_norm=read(f"{place}.input_layernorm.weight"),
         post_norm=read(f"{place}.post_attention_layernorm.weight"),
@@ -267,7 +293,7 @@ def _mla(read: Reader, config: ModelConfig, number: int) -> Mla:
         value=per_head[:, m.nope :].transpose(1, 2).contiguous(),
         gate=read(f"{place}.g_proj.weight") if m.gate else None,
         output=read(f"{place}.o_proj.weight"),
-        index=_index(read, config, f"{place}.indexer") if config.layers[number] == "dsa" else None,
+        index=_index(read, config, f"{place}.indexer") if config.every_layer[number] == "dsa" else None,
     )
 
 

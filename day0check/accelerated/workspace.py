@@ -30,7 +30,8 @@ class Workspace:
     """
 
     def __init__(self, model: Model, device: torch.device, *, ring_bytes: int = RING_BYTES) -> None:
-        layers = [layer.mlp for layer in model.layers if isinstance(layer.mlp, Moe)]
+        every = model.layers if model.draft is None else (*model.layers, model.draft.layer)
+        layers = [layer.mlp for layer in every if isinstance(layer.mlp, Moe)]
         packed = [[getattr(moe, part) for part in PARTS] for moe in layers if moe.w1.scale is not None]
         elements = max((sum(_elements(s) for s in stacks) for stacks in packed), default=0)
         scales = max((sum(_scales(s) for s in stacks) for stacks in packed), default=0)

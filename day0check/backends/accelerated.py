@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from day0check.accelerated.cache import CachePools
+from day0check.accelerated.draft import run_drafts
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.ops import TABLE, WEIGHTS
 from day0check.accelerated.parallel.layout import layout_of
@@ -62,7 +63,7 @@ class Accelerated:
             dtype=dtypes[profile],
             device=find_device(device),
             layouts=self._operators.layouts,
-            ranks=ranks_of(layout),
+            ranks=self.ranks(layout),
         )
 
     def run(self, requests: tuple[Request, ...], schedule: Schedule, recorder: Recorder) -> Outputs:
@@ -73,7 +74,13 @@ class Accelerated:
             recorder.dims = self._engine.ranks.dims
         scheduler = Scheduler(self._engine, requests, schedule, self._caller(self._operators, recorder))
         self._pools = CachePools(scheduler.caches, scheduler.tenancies)
-        return scheduler.run()
+        outputs = scheduler.run()
+        run_drafts(self._engine, requests, outputs, scheduler.caller, step=scheduler.step)
+        return outputs
+
+    def ranks(self, layout: dict[str, Any]) -> Ranks | None:
+        """This process among the ranks of `layout`: see `ranks_of`."""
+        return ranks_of(layout)
 
     def pools(self) -> CachePools | None:
         return self._pools

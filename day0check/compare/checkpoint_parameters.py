@@ -114,7 +114,9 @@ class Source:
             model.image_features([torch.zeros(side, side, 3, dtype=torch.uint8)], call=call)
             return found
         rows = 1 if config.index is None else config.index.pool  # a whole pool of index keys
-        model.forward([0] * rows, call=call, form="plain" if part == "plain" else "absorbed")
+        drafts = config.draft is not None
+        rows += drafts  # a row of the draft layer waits for its next token
+        model.forward([0] * rows, call=call, form="plain" if part == "plain" else "absorbed", drafts=drafts)
         splice = {"media_pad": config.tokens.media_pad}
         found["splice.positions"] = Recorded("splice.positions", "splice.positions", "", None, 0, splice)
         return found

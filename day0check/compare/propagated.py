@@ -31,6 +31,7 @@ from reference.moe import weights_of
 
 Forward = Callable[[Sequence[int], Sequence[str], Callable[..., Any]], torch.Tensor]
 REPLAYED = ("dsa.select", "moe.route")
+DRAFTING = ".embed.tokens"  # behind the place of a layer: only one that drafts embeds tokens of its own
 
 
 def compare_case(
@@ -57,7 +58,7 @@ def compare_case(
         raise InputError(
             "the candidate left no outputs to follow", where=str(snapshot.directory), todo="run the case to its end"
         )
-    oracle, expected = model if isinstance(model, tuple) else _forwards(model, profile, device)
+    oracle, expected = model if isinstance(model, tuple) else _forwards(model, profile, device, _drafted(snapshot))
     fed = snapshot.fed_lengths()
     table = CaseTable(snapshot)
     for index, request in enumerate(case.requests):
@@ -75,37 +76,67 @@ def compare_case(
     return table.measures()
 
 
-def _forwards(model: Any, profile: Profile, device: str) -> tuple[Forward, Forward]:
+def _drafted(snapshot: Snapshot) -> bool:
+    """Whether the candidate ran a draft layer: only then do the passes run it, too."""
+    return any(tap.startswith("layers.") and tap.endswith(DRAFTING) for tap in snapshot.taps())
+
+
+def _forwards(model: Any, profile: Profile, device: str, drafts: bool) -> tuple[Forward, Forward]:
     if isinstance(model, (str, Path)):
         stamps = tuple((file.name, file.stat().st_mtime_ns) for file in sorted(Path(model).glob("*")))
-        return _read_forwards(str(model), stamps, profile.act_dtype, device)
-    return _model_forwards(model, profile.act_dtype, device)
+        return _read_forwards(str(model), stamps, profile.act_dtype, device, drafts)
+    return _model_forwards(model, profile.act_dtype, device, drafts)
 
 
 @functools.lru_cache(maxsize=1)
-def _read_forwards(directory: str, stamps: tuple[tuple[str, int], ...], act_dtype: str, device: str) -> Any:
+def _read_forwards(
+    directory: str, stamps: tuple[tuple[str, int], ...], act_dtype: str, device: str, drafts: bool
+) -> Any:
     """The forwards of a directory whose files have these `stamps`: a run's cases share one model and its weights."""
     from reference.weights import Checkpoint
 
-    return _model_forwards(Checkpoint(directory), act_dtype, device)
+    return _model_forwards(Checkpoint(directory), act_dtype, device, drafts)
 
 
-def _model_forwards(checkpoint: Any, act_dtype: str, device: str) -> tuple[Forward, Forward]:
+def _model_forwards(checkpoint: Any, act_dtype: str, device: str, drafts: bool) -> tuple[Forward, Forward]:
     from reference.model import Model
 
     # rounding points of bfloat16 lie far above the arithmetic of float32; those of float32 do not
     narrow = torch.float64 if act_dtype == "float32" else torch.float32
     wide = Model(checkpoint, dtype=torch.float64, device=device)
     expected = Model(checkpoint, dtype=narrow, device=device)
+    drafts = drafts and checkpoint.config.draft is not None
     return (
-        lambda tokens, images, call: wide.forward(list(tokens), images=images, call=call),
-        lambda tokens, images, call: expected.forward(list(tokens), images=images, call=call),
+        lambda tokens, images, call: wide.forward(list(tokens), images=images, call=call, drafts=drafts),
+        lambda tokens, images, call: expected.forward(list(tokens), images=images, call=call, drafts=drafts),
     )
 
 
 def _generator(key: tuple[int, ...], device: str) -> torch.Generator:
     digest = hashlib.sha256(repr(("net", *key)).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def rounded(
+    profile: Profile, operator: str, function: Callable, args: tuple, kwargs: dict, generator: torch.Generator | None
+) -> Any:
+    """The result of an operator of the reference, rounded at random where the profile rounds, or with the noise of the
+    sums of float32 where that is claimed; as it is without a generator."""
+    if generator is None:
+        return function(*args, **kwargs)
+    points, block = profile.points_of(operator), profile.inputs.get(operator)
+    if block is not None:
+        args = (round_blocks(args[0], block, "random", generator), *args[1:])
+    if points:
+        kwargs = kwargs | {"round": Rounder(points, "random", generator)}
+    result = function(*args, **kwargs)
+    if profile.act_dtype != "float32" or CONTRACTS[operator].kind != "compute":
+        return result
+    terms = max(args[0].shape[1:], default=1)
+    noisy = tuple(
+        add_float32_noise(value, terms, generator) for value in (result if isinstance(result, tuple) else (result,))
+    )
+    return noisy if isinstance(result, tuple) else noisy[0]
 
 
 @dataclass
@@ -141,21 +172,7 @@ class _RequestRun:
     def _rounded(
         self, operator: str, function: Callable, args: tuple, kwargs: dict, generator: torch.Generator | None
     ) -> Any:
-        if generator is None:
-            return function(*args, **kwargs)
-        points, block = self.profile.points_of(operator), self.profile.inputs.get(operator)
-        if block is not None:
-            args = (round_blocks(args[0], block, "random", generator), *args[1:])
-        if points:
-            kwargs = kwargs | {"round": Rounder(points, "random", generator)}
-        result = function(*args, **kwargs)
-        if self.profile.act_dtype != "float32" or CONTRACTS[operator].kind != "compute":
-            return result
-        terms = max(args[0].shape[1:], default=1)
-        noisy = tuple(
-            add_float32_noise(value, terms, generator) for value in (result if isinstance(result, tuple) else (result,))
-        )
-        return noisy if isinstance(result, tuple) else noisy[0]
+        return rounded(self.profile, operator, function, args, kwargs, generator)
 
     # ---------------------------------------------------------------------------------------------- meetings
 
