@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from day0check.compare.cost import Costs, read_costs
 from day0check.compare.locate import findings_from
 from day0check.compare.run_comparison import RunComparison, read_comparison
 from day0check.errors import InputError
@@ -38,7 +39,7 @@ class Evidence:
     `run` is the candidate's run.json; `measures` its local replay; `net` the propagated comparison, or None when the
     reference pass did not finish, and then `net_reason` says why; `parameters` the comparison of weights and settings,
     None where there was none; `capabilities` are those of the backend, and an empty set means that they are not known.
-    `extra`: the further runs that its checks asked for, by label.
+    `extra`: the further runs that its checks asked for, by label. `costs`: the sweep of the cost check, where it was made.
     """
 
     case: RunCase
@@ -53,6 +54,8 @@ class Evidence:
     notes: tuple[str, ...] = ()
     parameters: tuple[Measure, ...] | None = None
     extra: dict[str, Extra] = field(default_factory=dict)
+    costs: Costs | None = None
+    capture: tuple[Measure, ...] = ()  # what was captured last beside the logits that came of it
 
     @property
     def finished(self) -> bool:
@@ -76,7 +79,8 @@ def read_evidence(
     """The evidence of `case` under the output directory `root`. Raises InputError for files that cannot be read."""
     snapshot = Snapshot(case_directory(root, case.id, "candidate"))
     net, reason, notes = _read_net(case_directory(root, case.id, "reference"))
-    parameters = _read_parameters(case_directory(root, case.id, "reference"), notes)
+    parameters = _read_lines(case_directory(root, case.id, "reference") / "parameters.jsonl", notes)
+    capture = _read_lines(case_directory(root, case.id, "reference") / "capture.jsonl", notes)
     return Evidence(
         case=case,
         config=config,
@@ -89,7 +93,9 @@ def read_evidence(
         net_reason=reason,
         notes=(*snapshot.notes, *notes),
         parameters=parameters,
+        capture=capture or (),
         extra=_read_extra(snapshot.directory / EXTRA, case_directory(root, case.id, "reference") / EXTRA, reason),
+        costs=read_costs(snapshot.directory),
     )
 
 
@@ -105,8 +111,7 @@ def _read_extra(runs: Path, comparisons: Path, reason: str) -> dict[str, Extra]:
     return found
 
 
-def _read_parameters(directory: Path, notes: list[str]) -> tuple[Measure, ...] | None:
-    path = directory / "parameters.jsonl"
+def _read_lines(path: Path, notes: list[str]) -> tuple[Measure, ...] | None:
     return read_measures(path, notes) if path.is_file() else None
 
 

@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
+_TAKES = frozenset({"index", "index_select", "gather", "take", "embedding"})
+_PUTS = frozenset({"index_put", "index_put_", "index_copy_", "index_add_", "scatter_"})
 _OPERATIONS = {"mm": 2, "bmm": 2, "addmm": 3, "baddbmm": 3}  # products of matrices by their number of operands
 
 
@@ -47,7 +49,7 @@ class Allocations(TorchDispatchMode):
         for tensor in made:
             self._see(tensor, new=True)
         if not _only_looks(func):
-            self.moved_bytes += sum(t.numel() * t.element_size() for t in (*given, *made))
+            self.moved_bytes += _moved(func, given, made)
             self.operations += _multiplications(func, given, made)
         return result
 
@@ -79,6 +81,18 @@ def _only_looks(func: Any) -> bool:
     """Whether an operation gives another view of what it was given."""
     returns = func._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _moved(func: Any, given: List[torch.Tensor], made: List[torch.Tensor]) -> int:
+    """Bytes read and written. Of a tensor that is indexed, only what is taken from it or put into it."""
+    name = func._schema.name.rpartition("::")[2]
+    if name in _TAKES:
+        tensors = [*given[1:], *made, *made]
+    elif name in _PUTS:
+        tensors = [*given[1:], *given[-1:]]
+    else:
+        tensors = [*given, *made]
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _multiplications(func: Any, given: List[torch.Tensor], made: List[torch.Tensor]) -> int:

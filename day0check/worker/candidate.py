@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from day0check.backends import loader
+from day0check.compare.cost import Costs, write_costs
 from day0check.contracts.profiles import profile_named
 from day0check.env import TORCH_FLAGS
 from day0check.errors import Day0Error, InputError, Unavailable, UsageError
@@ -25,6 +26,7 @@ from day0check.probe.records import Lines, RecordError, replace_json
 from day0check.probe.timing import TimingRecorder
 from day0check.snapshot import case_directory
 from day0check.types import Outputs, Request, RunCase, Schedule, to_json
+from day0check.worker import costs
 from day0check.worker.extra import make_run, runs_of
 from day0check.worker.job import Job, RunRecord, RunStatus, is_operator_case, write_record
 from day0check.worker.observe import Observation
@@ -143,6 +145,7 @@ class Candidate:
             record = replace(record, status=status, message=message, repeat_equal=equal)
             if status == "finished":
                 self._extra(case, directory, ending.outputs)
+                self._costs(case, directory)
         return replace(record, peak_rss_bytes=peak_rss())
 
     def _execute(self, case: RunCase, recorder: Recorder, observation: Observation) -> _Ending:
@@ -206,6 +209,26 @@ class Candidate:
                 return checked_outputs(self.backend.run(requests, schedule, recorder))
 
             make_run(run, directory, execute, table=self.table, lacking=lacking, byte_cap=self.job.byte_cap)
+
+    def _costs(self, case: RunCase, directory: Path) -> None:
+        """The sweep of the cost check, where the case asks for it; what the candidate raises is why there is none."""
+        if costs.CHECK not in case.checks or is_operator_case(case) or self.job.witness:
+            return
+        from reference.weights import Checkpoint
+
+        def execute(requests: tuple[Request, ...], schedule: Schedule, recorder: Recorder) -> Outputs:
+            with torch.no_grad():
+                return checked_outputs(self.backend.run(requests, schedule, recorder))
+
+        self.events.write({"event": "extra", "case": case.id, "label": costs.CHECK})
+        positions = Checkpoint(self.job.model_dir).config.max_positions
+        try:
+            costs.measure_costs(execute, case, directory, positions=positions, device=self.job.device)
+        except RecordError:
+            raise
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            write_costs(directory, Costs(missing=f"when its sweep was run: {describe(error)}"))
 
 
 def run_candidate(job: Job, events: Lines, cases: Iterable[RunCase] | None = None) -> None:

@@ -60,3 +60,12 @@ def test_work_is_what_is_read_and_written_and_multiplied():
         torch.bmm(a.unsqueeze(0), b.unsqueeze(0))
         y.add_(1.0)
     assert taken.operations == 2 * (2 * 3 * 5 * 7)
+
+
+def test_a_row_of_a_pool_moves_a_row():
+    """Catches a whole pool that counts where one row of it is written or read."""
+    pool, at = torch.zeros(1000, 4), torch.tensor([3])
+    with Allocations() as taken:
+        pool[at] = torch.ones(1, 4)
+        pool[at]
+    assert taken.moved_bytes <= 4 * (4 + 4) * 3 + 64

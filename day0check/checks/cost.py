@@ -1,0 +1,64 @@
+"""Memory, work and time of every operator over length, batch and layers, against the cost models of the contracts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from day0check.checks.evidence import Answer, Evidence, answer, answer_from
+from day0check.checks.extra_runs import ExtraRun
+from day0check.compare.cost import judge_costs
+from day0check.types import Measure, Outputs, RunCase
+
+if TYPE_CHECKING:
+    from reference.config import ModelConfig
+
+QUESTION = "Do memory, work and time grow with length and batch as the operators' cost models say?"
+NAME = "cost"
+
+
+def runs(case: RunCase, outputs: Outputs, config: ModelConfig) -> tuple[ExtraRun, ...]:
+    """None that is compared: the sweep is a measurement of its own (`worker/costs.py`)."""
+    return ()
+
+
+def judge(evidence: Evidence) -> Answer:
+    if evidence.costs is None:
+        reason = "the sweep over lengths was not made" if evidence.finished else "the candidate did not finish the case"
+        return answer(NAME, evidence, "not_run", reason)
+    if evidence.costs.missing:
+        return answer(NAME, evidence, "not_run", evidence.costs.missing)
+    measures = (*judge_costs(evidence.costs), *index_keys_written(evidence.measures))
+    return answer_from(NAME, measures, evidence, nothing="no operator of the candidate has a cost model")
+
+
+def index_keys_written(measures: tuple[Measure, ...]) -> tuple[Measure, ...]:
+    """In decode, a layer with an index writes one key for each row that it selects for: an index that is written anew
+    costs a step the whole context. Pools close only every few tokens, and may be fewer."""
+    decode = {m.tap: m for m in measures if m.phase == "decode"}
+    found = []
+    for tap, written in decode.items():
+        if written.operator != "index.write" or written.layer is None:
+            continue
+        selected = decode.get(tap.replace("index.write", "dsa.select"))
+        if selected is None:
+            continue
+        passed = written.rows <= selected.rows
+        found.append(
+            Measure(
+                tap=tap,
+                operator=written.operator,
+                kind="move",
+                phase="decode",
+                layer=written.layer,
+                order=written.order,
+                rows=written.rows,
+                elements=written.elements,
+                passed=passed,
+                statistics={"keys_per_row": written.rows / max(1, selected.rows)},
+                limits={"keys_per_row": 1.0},
+                failing="" if passed else "keys_per_row",
+                pattern="" if passed else "keys written anew",
+                message="" if passed else f"writes {written.rows} index keys in decode for {selected.rows} rows",
+            )
+        )
+    return tuple(found)

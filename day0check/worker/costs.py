@@ -1,0 +1,195 @@
+"""The sweep of the cost check in the process that has the model loaded: unobserved but for counters and a clock.
+
+Requests are those of the case: the first prompt's tokens, repeated to every length. Each point runs once under
+counters (memory, bytes moved, products) and `REPEATS` times under a clock alone; what the processor gave to others is
+in no time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from day0check.compare.cost import CostLine, Costs, write_costs
+from day0check.contracts.costs import cost_of
+from day0check.probe.memory import Allocations
+from day0check.probe.recorder import Call, Observer, Recorder
+from day0check.probe.timing import wait_for, waited
+from day0check.types import Outputs, Request, RunCase, Schedule, Turn
+
+CHECK = "cost"
+LONGEST, SHORTEST, RATIO = 2048, 32, 2**0.5
+BATCHES, BATCH_LENGTH = (1, 2, 4, 8), 128
+STEPS = 3  # decode steps of a point, of which the last is kept
+REPEATS = 2
+
+Run = Callable[[tuple[Request, ...], Schedule, Recorder], Outputs]
+
+
+@dataclass(frozen=True)
+class Point:
+    sweep: str
+    size: int
+    requests: tuple[Request, ...]
+    schedule: Schedule
+
+
+def points_of(case: RunCase, *, positions: int) -> tuple[Point, ...]:
+    """Single requests whose lengths grow by the square root of two up to LONGEST or what `positions` allow, then
+    batches of equal requests. Prompts are computed in one piece."""
+    tokens = case.requests[0].turns[0].tokens
+    schedule = replace(case.schedule, chunk=None, events=(), max_batch=max(BATCHES))
+
+    def request(name: str, length: int) -> Request:
+        repeated = (tokens * (length // len(tokens) + 1))[:length]
+        return Request(f"{case.id}/{name}#0", (Turn(repeated),), max_new_tokens=STEPS + 1)
+
+    longest = min(LONGEST, positions - STEPS - 1)
+    lengths, length = [], float(SHORTEST)
+    while round(length) <= longest:
+        lengths.append(round(length))
+        length *= RATIO
+    single = [Point("length", n, (request("cost", n),), schedule) for n in lengths]
+    batches = [
+        Point("batch", n, tuple(request(f"cost{i}", min(BATCH_LENGTH, longest)) for i in range(n)), schedule)
+        for n in BATCHES
+    ]
+    return (*single, *batches)
+
+
+@dataclass
+class _Sum:
+    """What a tap took in one step."""
+
+    call: Call
+    order: int
+    calls: int = 0
+    operations: float = 0.0
+    bytes: float = 0.0
+    done: float = 0.0
+    moved: float = 0.0
+    scratch: float = 0.0
+    kept: float = 0.0
+    seconds: float = 0.0
+    modelled: bool = True
+
+
+@dataclass
+class _Sums:
+    """By (tap, phase), those of the last step of the phase."""
+
+    step: dict[tuple[str, str], int] = field(default_factory=dict)
+    found: dict[tuple[str, str], _Sum] = field(default_factory=dict)
+
+    def of(self, call: Call) -> _Sum:
+        key = (call.tap, call.phase)
+        if self.step.get(key) != call.step:
+            self.step[key] = call.step
+            light = Call(call.place, call.operator, call.site, call.phase, call.step, call.order, call.rows, (), {})
+            self.found[key] = _Sum(light, call.order)
+        return self.found[key]
+
+
+class Counters(Observer):
+    """Counts memory and work of every call; `taken` must be entered around the run."""
+
+    def __init__(self, taken: Allocations) -> None:
+        self.taken, self.sums = taken, _Sums()
+
+    def before(self, call: Call) -> tuple[int, int, int]:
+        self.taken.restart_peak()
+        return self.taken.live_bytes, self.taken.moved_bytes, self.taken.operations
+
+    def after(self, call: Call, token: tuple[int, int, int], results: tuple[Any, ...]) -> None:
+        live, moved, operations = token
+        taken, sums = self.taken, self.sums.of(call)
+        given = {t.untyped_storage()._cdata for t in (*call.args, *call.kwargs.values()) if isinstance(t, torch.Tensor)}
+        own: dict[int, int] = {}
+        for result in results:
+            if isinstance(result, torch.Tensor) and (storage := result.untyped_storage())._cdata not in given:
+                own[storage._cdata] = storage.nbytes()
+        cost = cost_of(call.operator, *call.args, **call.kwargs)
+        sums.calls += 1
+        sums.done += taken.operations - operations
+        sums.moved += taken.moved_bytes - moved
+        sums.scratch = max(sums.scratch, taken.peak_bytes - live - sum(own.values()))
+        sums.kept += max(0, taken.live_bytes - live - sum(own.values()))
+        if cost is None:
+            sums.modelled = False
+        else:
+            sums.operations += cost.operations
+            sums.bytes += cost.bytes
+
+
+class Clock(Observer):
+    """Seconds of every call, without those in which the processor was given to others."""
+
+    def __init__(self, device: str) -> None:
+        self.sums, self._wait = _Sums(), wait_for(device)
+
+    def before(self, call: Call) -> tuple[float, float]:
+        self._wait()
+        return waited(), time.perf_counter()
+
+    def after(self, call: Call, token: tuple[float, float], results: tuple[Any, ...]) -> None:
+        self._wait()
+        seconds = time.perf_counter() - token[1]
+        self.sums.of(call).seconds += max(0.0, seconds - (waited() - token[0]))
+
+
+def measure_costs(run: Run, case: RunCase, directory: Path, *, positions: int, device: str) -> None:
+    """Makes the sweep and writes costs.jsonl into `directory`. What the candidate raises passes through."""
+    lines: list[CostLine] = []
+    for point in points_of(case, positions=positions):
+        lines += _lines_of(point, run, device)
+    write_costs(directory, Costs(tuple(lines), copy_roof(device)))
+
+
+def _lines_of(point: Point, run: Run, device: str) -> Iterator[CostLine]:
+    clocks = []
+    for _ in range(REPEATS):
+        clock = Clock(device)
+        run(point.requests, point.schedule, Recorder([clock]))
+        clocks.append(clock.sums.found)
+    taken = Allocations()
+    counters = Counters(taken)
+    with taken:
+        run(point.requests, point.schedule, Recorder([counters]))
+    for (tap, phase), found in counters.sums.found.items():
+        if not found.modelled:
+            continue
+        yield CostLine(
+            tap=tap,
+            operator=found.call.operator,
+            layer=found.call.layer,
+            phase=phase,
+            sweep=point.sweep,
+            size=point.size,
+            order=found.order,
+            calls=found.calls,
+            operations=found.operations,
+            bytes=found.bytes,
+            done=found.done,
+            moved=found.moved,
+            scratch=max(0.0, found.scratch),
+            kept=found.kept,
+            seconds=min((c[tap, phase].seconds for c in clocks if (tap, phase) in c), default=None),
+        )
+
+
+def copy_roof(device: str) -> float:
+    """Bytes a second that this process reads at now: the best of a few sums of 64 MiB."""
+    x, wait = torch.ones(1 << 24, device=device), wait_for(device)
+    best = float("inf")
+    for _ in range(5):
+        wait()
+        lost, begin = waited(), time.perf_counter()
+        x.sum()
+        wait()
+        best = min(best, time.perf_counter() - begin - (waited() - lost))
+    return x.numel() * x.element_size() / max(best, 1e-9)
