@@ -39,7 +39,7 @@ class Evidence:
     `run` is the candidate's run.json; `measures` its local replay; `net` the propagated comparison, or None when the
     reference pass did not finish, and then `net_reason` says why; `parameters` the comparison of weights and settings,
     None where there was none; `capabilities` are those of the backend, and an empty set means that they are not known.
-    `extra`: the further runs that its checks asked for, by label. `costs`: the sweep of the cost check, where it was made.
+    `extra`: the further runs that its checks asked for, by label. `costs`: the sweep of the cost check.
     """
 
     case: RunCase

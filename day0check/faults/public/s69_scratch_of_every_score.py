@@ -1,4 +1,4 @@
-"""The indexer keeps scratch for every row of a chunk and every position of the context, a layer, outside all budgets."""
+"""The indexer keeps scratch for all rows of a chunk and all positions, in every layer, outside all budgets."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A gate on the head size sends the full-attention layers to a generic kernel: their decode time grows with the context."""
+"""A gate on the head size sends full attention to a generic kernel: its decode time grows with the context."""
 
 import time
 

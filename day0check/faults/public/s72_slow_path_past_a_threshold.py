@@ -1,4 +1,4 @@
-"""The gate of the fast attention kernel knows one head layout; others take a path of twice the work past a threshold."""
+"""The gate of the fast attention kernel knows one head layout; others do twice the work past a threshold."""
 
 import day0check
 from day0check.faults.entry import Address, Entry
