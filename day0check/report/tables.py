@@ -25,7 +25,7 @@ def csv_texts(verdict: Verdict) -> dict[str, str]:
 def _flat(record: dict[str, Any], within: str = "") -> dict[str, Any]:
     row: dict[str, Any] = {}
     for key, value in record.items():
-        name = f"{within}.{key}" if within else key
+        name = encodable(f"{within}.{key}" if within else key)
         if isinstance(value, dict):
             row.update(_flat(value, name))
         elif isinstance(value, list):
@@ -36,7 +36,14 @@ def _flat(record: dict[str, Any], within: str = "") -> dict[str, Any]:
 
 
 def safe(value: Any) -> Any:
-    """A text that a spreadsheet does not take for a formula."""
-    if isinstance(value, str) and value.startswith(_FORMULA_STARTS) and value != "-Infinity":
-        return "'" + value
-    return value
+    """A text that UTF-8 can hold and a spreadsheet does not take for a formula."""
+    if not isinstance(value, str):
+        return value
+    formula = value.startswith(_FORMULA_STARTS) and value != "-Infinity"
+    return encodable("'" + value if formula else value)
+
+
+def encodable(text: str) -> str:
+    """`text` with lone surrogates written as \\udXXX: pandas keeps text in Arrow where that is installed, and Arrow
+    refuses them."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -127,3 +127,14 @@ def test_all_views_are_written(tmp_path) -> None:
     names = {p.relative_to(tmp_path).as_posix() for p in write_views(samples.hostile(), tmp_path)}
     assert {"report.html", "junit.xml", "summary.md", "tables/findings.csv"} <= names
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_tables_hold_only_text_that_utf8_can_encode() -> None:
+    """Would catch lone surrogates in a cell or a column's name: pandas with Arrow refuses the whole table."""
+    texts = tables.csv_texts(samples.hostile())
+    assert texts
+    "".join(texts.values()).encode()
+    assert tables._flat({"\ud800": {"a": "\udfff", "b": ["\ud800"]}}) == {
+        "\\ud800.a": "\\udfff",
+        "\\ud800.b": "\\ud800",
+    }
