@@ -25,6 +25,7 @@ START_LIMIT_S = 180.0  # from the start of a worker to its first entry
 ENTRY_LIMIT_S = 180.0
 _TICK_S = 0.05
 _DIED = ("crashed", "timeout")
+CAPTURE = "capture.tap"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def judge_entry(located: Located, out: Path, *, device: str = "cpu") -> Outcome:
 def from_verdict(entry: Entry, verdict: Verdict, seconds: float) -> Outcome:
     """What a verdict says of an entry."""
     first = verdict.first_fault
-    caught = verdict.status == "not_ready"
+    caught = verdict.status == "not_ready" or _is_the_captures_fault(verdict)
     found = "" if first is None else str(Address(first.operator or "-", first.layer, first.phase or "-"))
     return Outcome(
         entry.id,
@@ -99,6 +100,12 @@ def from_verdict(entry: Entry, verdict: Verdict, seconds: float) -> Outcome:
         first.message if first is not None else "; ".join(f"{n.check}: {n.reason}" for n in verdict.not_run),
         round(seconds, 2),
     )
+
+
+def _is_the_captures_fault(verdict: Verdict) -> bool:
+    """Whether the verdict is that what was captured cannot be believed: an error of its own, which accuses no layer."""
+    first = verdict.first_fault
+    return verdict.status == "error" and first is not None and first.operator == CAPTURE
 
 
 def _without_verdict(entry: Entry, status: str, message: str, seconds: float) -> Outcome:

@@ -10,6 +10,7 @@ from day0check.checks import (
     aborted,
     alone_equals_batched,
     candidate,
+    capture,
     causality,
     choose,
     chunked_equals_one_shot,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 CHECKS: dict[str, ModuleType] = {
     "candidate": candidate,
+    "capture": capture,
     "parameters": parameters,
     "exact": exact,
     "move": move,

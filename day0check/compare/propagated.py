@@ -66,10 +66,10 @@ def compare_case(
         if not sequence:
             continue  # the check "candidate" accuses it
         length = fed.get(request.id, len(sequence) - 1)  # a token chosen last is never an input
-        run = _RequestRun(profile, request, sequence[: max(1, length)], snapshot, table, book)
+        run = RequestRun(profile, request, sequence[: max(1, length)], snapshot, table, book)
         bodies = [run.body(oracle, None)]
         for replicate in range(replicates):
-            bodies.append(run.body(expected, _generator((seed, index, replicate), device)))
+            bodies.append(run.body(expected, seeded((seed, index, replicate), device)))
         logits = run_together(bodies, run.at_meeting)
         table.add_tokens(request, outputs, logits[0], torch.stack([value.double() for value in logits[1:]]))
         table.add_missing(request.id, run.met)
@@ -112,7 +112,7 @@ def _model_forwards(checkpoint: Any, act_dtype: str, device: str, drafts: bool) 
     )
 
 
-def _generator(key: tuple[int, ...], device: str) -> torch.Generator:
+def seeded(key: tuple[int, ...], device: str) -> torch.Generator:
     digest = hashlib.sha256(repr(("net", *key)).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
 
@@ -140,7 +140,7 @@ def rounded(
 
 
 @dataclass
-class _RequestRun:
+class RequestRun:
     """The passes of one request: what each does at a call, and what happens where they meet."""
 
     profile: Profile
@@ -180,14 +180,14 @@ class _RequestRun:
         self.met.append(tap)
         operator, function = values[0][:2]
         if operator in REPLAYED:
-            return self._choose(tap, operator, function, [(args, kwargs) for _, _, args, kwargs in values])
+            return self.choose(tap, operator, function, [(args, kwargs) for _, _, args, kwargs in values])
         results = [args[0][0] if isinstance(args[0], tuple) else args[0] for _, _, args, _ in values]
         self.table.add_values(tap, operator, self.request.id, results[0], results[1:])
         if self.book is not None:
             self.book.add(self.request.id, tap, results[0], results[1:])
         return None
 
-    def _choose(self, tap: str, operator: str, function: Callable, calls: list[tuple[tuple, dict]]) -> torch.Tensor:
+    def choose(self, tap: str, operator: str, function: Callable, calls: list[tuple[tuple, dict]]) -> torch.Tensor:
         (args, kwargs), scores = calls[0], [_biased(*a, **k) for a, k in calls]
         own = function(*args, **kwargs)
         own = own if operator == "dsa.select" else own[0]

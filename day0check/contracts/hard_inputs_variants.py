@@ -43,4 +43,5 @@ GENERATORS: dict[str, Generator] = {
     "gqa.project": linear,
     "gqa.attention": _grouped,
     "gqa.output": linear,
+    "capture.tap": lambda d, name: (d.act(ROWS, 64), {}),
 }

@@ -1,4 +1,5 @@
-"""Operators of single switches that only some models have: rotary positions with three axes, grouped queries.
+"""Operators of single switches that only some models have (rotary positions with three axes, grouped queries), and of
+the recorder itself.
 
 H query heads, Hk key heads that divide them, n keys, d and dv query and value dims.
 """
@@ -49,4 +50,13 @@ CONTRACTS = (
         directions=(Direction("scale", "softmax scale", per_head=True),),
     ),
     linear("gqa.output", "output projection"),
+    Contract(
+        "capture.tap",
+        "move",
+        "what is kept of a result that others read: the bytes that the next operator receives",
+        (rows("x", "rows ..."),),
+        (Result("y", "rows ..."),),
+        "reference.capture:tap",
+        hard_inputs=("plain",),
+    ),
 )

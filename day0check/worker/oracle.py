@@ -28,8 +28,9 @@ def run_reference(job: Job, events: Lines, ids: Iterable[str]) -> None:
 
 
 def compare(job: Job, case: RunCase) -> RunRecord:
-    """Writes net.jsonl and parameters.jsonl of one case; a comparison that raises is recorded as failed, which no check
-    takes for a pass."""
+    """Writes net.jsonl, capture.jsonl and parameters.jsonl of one case; a comparison that raises is recorded as failed,
+    which no check takes for a pass."""
+    from day0check.compare.final_state import compare_final_state
     from day0check.compare.noise_book import NoiseBook
     from day0check.compare.propagated import compare_case
     from day0check.worker.extra import compare_extra
@@ -44,6 +45,7 @@ def compare(job: Job, case: RunCase) -> RunRecord:
         _parameters(job, candidate.directory, directory)
         book = NoiseBook() if case.checks else None
         _write(directory / "net.jsonl", compare_case(job.model_dir, job.profile, case, candidate, book=book))
+        _write(directory / "capture.jsonl", compare_final_state(job.model_dir, job.profile, case, candidate))
         if book is not None:
             compare_extra(job, case, candidate, directory, book)
     except RecordError:

@@ -19,8 +19,8 @@ def with_switches(config: ModelConfig, keys: Keys) -> ModelConfig:
 
     `mrope_section`: [temporal, height, width] numbers of channel pairs. `image_break_token_id`: ends each row of an
     image. `index_kpool_overlap`: pools of index keys reach back over the pool before. `grouped_query`: the `layers`
-    counted from 0, `heads`, `kv_heads`, `head_dim`. `linear_decay`: "low_rank" or "per_head". Raises CheckpointError for
-    a switch that does not fit the model.
+    counted from 0, `heads`, `kv_heads`, `head_dim`. `linear_decay`: "low_rank" or "per_head". Raises CheckpointError
+    for a switch that does not fit the model.
     """
     own = keys.part(PART, optional=True)
     if own is None:

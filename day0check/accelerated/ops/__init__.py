@@ -115,6 +115,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     "moe.shared": spine.mlp,
     "draft.project": linear,
     "head.logits": sampling.logits,
+    "capture.tap": paging.kept,
     "sample.token": sampling.sample,
     "comm.all_reduce": comm.all_reduce,
     "comm.all_gather": comm.all_gather,

@@ -78,3 +78,8 @@ def reload(pool: Tensor | OwnedPool, *, host: Tensor, pages: Tensor, places: Ten
 def _rows_of(pool: OwnedPool, pages: Tensor) -> Tensor:
     """Every slot of `pages`, page by page."""
     return (pages.unsqueeze(1) * pool.page + torch.arange(pool.page, device=pages.device)).flatten()
+
+
+def kept(x: Tensor) -> Tensor:
+    """A copy of `x` [rows, ...] that stays as it is when the memory of `x` is used again."""
+    return torch.empty_like(x).copy_(x)
