@@ -31,6 +31,21 @@ REPEATS = 2
 Run = Callable[[tuple[Request, ...], Schedule, Recorder], Outputs]
 
 
+Moment = tuple[float, float, float]
+
+
+def moment() -> Moment:
+    return time.perf_counter(), waited(), time.thread_time()
+
+
+def own_seconds(begin: Moment) -> float:
+    """Seconds since `begin` that this thread worked, slept or waited for a device, and not those in which others had
+    the processor. The system counts the latter in coarse ticks: what this thread computed is never less than its time
+    on the processor."""
+    wall, lost, busy = (now - then for now, then in zip(moment(), begin, strict=True))
+    return max(wall - lost, busy, 1e-9)
+
+
 @dataclass(frozen=True)
 class Point:
     sweep: str
@@ -132,14 +147,13 @@ class Clock(Observer):
     def __init__(self, device: str) -> None:
         self.sums, self._wait = _Sums(), wait_for(device)
 
-    def before(self, call: Call) -> tuple[float, float]:
+    def before(self, call: Call) -> Moment:
         self._wait()
-        return waited(), time.perf_counter()
+        return moment()
 
-    def after(self, call: Call, token: tuple[float, float], results: tuple[Any, ...]) -> None:
+    def after(self, call: Call, token: Moment, results: tuple[Any, ...]) -> None:
         self._wait()
-        seconds = time.perf_counter() - token[1]
-        self.sums.of(call).seconds += max(0.0, seconds - (waited() - token[0]))
+        self.sums.of(call).seconds += own_seconds(token)
 
 
 def measure_costs(run: Run, case: RunCase, directory: Path, *, positions: int, device: str) -> None:
@@ -188,8 +202,8 @@ def copy_roof(device: str) -> float:
     best = float("inf")
     for _ in range(5):
         wait()
-        lost, begin = waited(), time.perf_counter()
+        begin = moment()
         x.sum()
         wait()
-        best = min(best, time.perf_counter() - begin - (waited() - lost))
-    return x.numel() * x.element_size() / max(best, 1e-9)
+        best = min(best, own_seconds(begin))
+    return x.numel() * x.element_size() / best
