@@ -101,7 +101,7 @@ class _Prompts:
         body = asks.ask(self.dialect, prompt, max_tokens=self.plan.output_tokens, stream=True)
         if self.plan.ignore_eos:
             body["ignore_eos"] = True
-        return await self.client.post(self.dialect.path, body, scheduled_ns=due_ns)
+        return await self.client.post_in_load(self.dialect.path, body, scheduled_ns=due_ns)
 
 
 def _phase(name: str, load: Load, plan: SpeedPlan, **extra: Any) -> Phase:

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from day0check.checks.endpoint_oracle import judge
-from day0check.service.following import followable, prompts, token_ids
 from day0check.compare.rounding import Rounder
 from day0check.compare.wire import WireAnswer, follow
 from day0check.contracts.profiles import PROFILES
 from day0check.load.observed import Observed
 from day0check.load.records import Answer, Exchange, Reply, Token
+from day0check.service.following import followable, prompts, token_ids
 from day0check.types import Request, Turn
 from reference.generate import generate
 from reference.model import Model
