@@ -48,7 +48,8 @@ def compare_final_state(
     row in units of the noise that random rounding of the norm and of the head makes. Raises what reading the checkpoint
     and the snapshot raises.
     """
-    config, weights = _head_of(model) if isinstance(model, Checkpoint) else _read_head(str(model), _stamps(model))
+    is_directory = isinstance(model, (str, Path))
+    config, weights = _read_head(str(model), _stamps(Path(model))) if is_directory else _head_of(model)
     profile = profile_named(profile) if isinstance(profile, str) else profile
     tap, found = last_tap(config), []
     for request in case.requests:
@@ -74,8 +75,8 @@ def compare_final_state(
     return [_measure(tap, phase, noises, addresses, given.shape[1]) for phase in dict.fromkeys(a[1] for a in addresses)]
 
 
-def _stamps(directory: Any) -> tuple[tuple[str, int], ...]:
-    return tuple((file.name, file.stat().st_mtime_ns) for file in sorted(Path(directory).glob("*")))
+def _stamps(directory: Path) -> tuple[tuple[str, int], ...]:
+    return tuple((file.name, file.stat().st_mtime_ns) for file in sorted(directory.glob("*")))
 
 
 @functools.lru_cache(maxsize=1)
