@@ -28,6 +28,7 @@ FILE = "costs.jsonl"
 SCRATCH, SCRATCH_FLOOR_BYTES = 6.0, 32 << 20
 KEPT_FLOOR_BYTES = 1 << 16
 STEP, ORDER = 1.6, 0.5
+FLAT, GROWS = 0.05, 0.5  # logarithms of how much a model grows over the upper half of a sweep
 LAYERS = 1.6
 SLOWEST, TIME_FLOOR_SECONDS = 256.0, 2e-3
 BALANCE = 5.0  # operations that weigh as much as one byte
@@ -163,11 +164,11 @@ def _laws(points: Sequence[CostLine], alike: dict[Any, float], roof: float) -> I
 
 
 def _kept(points: Sequence[CostLine]) -> Law:
-    """What every point kept: a table that is made once shows at one point only."""
-    least = min(line.kept / max(1, line.calls) for line in points)
+    """What the largest point kept, where every point kept something: a table that is made once shows at one alone."""
     last = points[-1]
+    kept = last.kept if all(line.kept > 0 for line in points) else 0.0
     words = f"keeps {last.kept / 1e6:.3g} MB beside its results at size {last.size}, and some at every size"
-    return "kept", least, float(KEPT_FLOOR_BYTES), words
+    return "kept", kept, float(KEPT_FLOOR_BYTES), words
 
 
 def _scratch(points: Sequence[CostLine]) -> Law:
@@ -203,7 +204,9 @@ def _order(points: Sequence[CostLine]) -> Law:
     if not half.work or not last.work:
         return "order", 0.0, ORDER, ""
     spread = math.log(last.model / half.model)
-    if spread > 0.5:
+    if FLAT < spread <= GROWS:
+        return "order", 0.0, ORDER, ""  # the model's parts of different order weigh alike: no exponent says anything
+    if spread > GROWS:
         excess = math.log((last.work / last.model) / (half.work / half.model)) / spread
         words = f"its work grows with the {1 + excess:.2f}th power of what its cost model says"
     else:
