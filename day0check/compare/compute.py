@@ -180,7 +180,7 @@ def _rounded_to(profile: Profile, contract_dtype: str) -> str | None:
 def _replicates(inner: tuple[str, ...], rows: int) -> int:
     """How many replicates: two where a formula knows the variance, four for several inner points, more where one
     rounding moves a whole row, and more for few rows, to fill the noise map."""
-    least = 16 if {"operands", "s"} & set(inner) else 4 if "x" in inner else 2 if len(inner) == 1 else 4
+    least = 16 if {"operands", "s", "x"} & set(inner) else 2 if len(inner) == 1 else 4
     return max(least, min(MOST_REPLICATES, -(-LEAST_SAMPLES // max(1, rows))))
 
 

@@ -128,7 +128,10 @@ def _by_ratio(
     internal = None
     if expected.internal is not None:  # of rows whose inputs are not finite it is not either
         internal = torch.where(usable, torch.nan_to_num(as_matrix(expected.internal)), 0.0)
-    noise = noise_map(o, replicates, floor=floor, out_dtype=expected.out_dtype, internal=internal)
+    own_weights = dict(expected.groups).get("expert")
+    noise = noise_map(
+        o, replicates, floor=floor, out_dtype=expected.out_dtype, internal=internal, weights_of=own_weights
+    )
     z2 = error.square() / noise.variance
     statistics, limits = {"z": float(z2.max().sqrt())}, {"z": Z_LIMIT}
     quiet = noise.quiet & usable

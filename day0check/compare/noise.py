@@ -77,16 +77,22 @@ def noise_map(
     floor: torch.Tensor,
     out_dtype: str | None,
     internal: torch.Tensor | None = None,
+    weights_of: torch.Tensor | None = None,
 ) -> NoiseMap:
     """The noise map of a result with internal rounding.
 
     oracle, floor, replicates [R, H, C] float64; replicates are results before the output rounding; `floor` is the
     standard deviation of float32 sums; `out_dtype` None when the result is not rounded; `internal`: the variance of
-    the internal roundings where a formula gives it, instead of the fit to the replicates.
+    the internal roundings where a formula gives it, instead of the fit to the replicates. `weights_of` int64 [R]: rows
+    of the same number went through the same weights (an expert's), and only those share column factors.
     """
     errors = [(r - oracle).square_() for r in replicates]
     if internal is None:
-        internal = fit_rows_and_columns(torch.stack(errors).mean(0), samples=len(errors))
+        squares = torch.stack(errors).mean(0)
+        internal = torch.zeros_like(squares)
+        for number in (None,) if weights_of is None else weights_of.unique():
+            rows = slice(None) if number is None else weights_of == number
+            internal[rows] = fit_rows_and_columns(squares[rows], samples=len(errors))
     float32 = floor.square()
     variance = internal + float32
     quiet = internal == 0

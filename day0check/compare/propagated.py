@@ -58,7 +58,7 @@ def compare_case(
         raise InputError(
             "the candidate left no outputs to follow", where=str(snapshot.directory), todo="run the case to its end"
         )
-    oracle, expected = model if isinstance(model, tuple) else _forwards(model, profile, device, _drafted(snapshot))
+    oracle, expected = model if isinstance(model, tuple) else forwards(model, profile, device, _drafted(snapshot))
     fed = snapshot.fed_lengths()
     table = CaseTable(snapshot)
     for index, request in enumerate(case.requests):
@@ -81,7 +81,8 @@ def _drafted(snapshot: Snapshot) -> bool:
     return any(tap.startswith("layers.") and tap.endswith(DRAFTING) for tap in snapshot.taps())
 
 
-def _forwards(model: Any, profile: Profile, device: str, drafts: bool) -> tuple[Forward, Forward]:
+def forwards(model: Any, profile: Profile, device: str, drafts: bool = False) -> tuple[Forward, Forward]:
+    """(oracle in float64, expected in the precision that carries the roundings of the profile) of a checkpoint."""
     if isinstance(model, (str, Path)):
         stamps = tuple((file.name, file.stat().st_mtime_ns) for file in sorted(Path(model).glob("*")))
         return _read_forwards(str(model), stamps, profile.act_dtype, device, drafts)

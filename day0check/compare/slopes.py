@@ -94,7 +94,7 @@ def with_nearest(own: Lanes, nearest: Lanes) -> Lanes:
     return Lanes(joined(own.rows, nearest.rows), joined(own.columns, nearest.columns), both)
 
 
-def _beyond_nearest(own: torch.Tensor, nearest: torch.Tensor) -> torch.Tensor:
+def beyond_nearest(own: torch.Tensor, nearest: torch.Tensor) -> torch.Tensor:
     """How far `own` lies outside of what runs from zero to a little more than rounding to nearest."""
     furthest = OF_NEAREST * nearest
     return (own - own.clamp(min=furthest.clamp(max=0), max=furthest.clamp(min=0))).abs()
@@ -117,7 +117,7 @@ def family(sums: torch.Tensor, *, least: float = FAMILY_LIMIT) -> Projection | N
 def _projection(
     own: torch.Tensor, nearest: torch.Tensor, square: torch.Tensor, spread: torch.Tensor, limit: torch.Tensor
 ) -> Projection:
-    return Projection(own / square, spread, limit, _beyond_nearest(own, nearest) / square / spread)
+    return Projection(own / square, spread, limit, beyond_nearest(own, nearest) / square / spread)
 
 
 def over_rows(rows: torch.Tensor, group: torch.Tensor, count: int, *, coupled: bool = False) -> Projection | None:
