@@ -42,6 +42,8 @@ OPTIONAL = (
     "prompt_logprobs",
     "logprobs",
 )
+TOOLS = ("tools/", "forced")
+CHOSEN = (*TOOLS, "temperature/", "seed/", "stop", "turns/")  # what an endpoint may refuse with a clear 4xx
 BUSY = (429, 503)
 _ELSEWHERE = ("bad/", "cancel/", "image/")
 
@@ -80,9 +82,9 @@ def _refusal(exchange: Exchange, observed: Observed) -> list[str]:
     if status in BUSY and exchange.label.startswith(("together/", "long/")):
         return []
     if status >= 500:
-        return ["http_5xx_optional" if exchange.label in OPTIONAL else "http_5xx"]
-    if exchange.label in OPTIONAL or exchange.label.startswith(("temperature/", "seed/", "stop", "turns/")):
-        return []  # a clear no to a parameter: the check of parameters says which
+        return ["http_5xx_optional" if exchange.label in OPTIONAL or exchange.label.startswith(TOOLS) else "http_5xx"]
+    if exchange.label in OPTIONAL or exchange.label.startswith(CHOSEN):
+        return []  # a clear no to a parameter: the check that asked says which
     if exchange.label.startswith("hello/") and not exchange.label.startswith(f"hello/{observed.api or '-'}"):
         return [] if observed.api else ["refuses"]
     return ["refuses"]

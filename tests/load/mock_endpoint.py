@@ -22,7 +22,17 @@ FAULTS = (
     "stale_image history_ignored hangs_after_cancel leaks_slots wrong_finish dead unlike slow_start bunched late "
     "ignores_tools drops_calls broken_arguments impossible_logprobs leaks_cache"
 ).split()
-BENIGN = ("merged", "split", "slow", "completions_only", "plain", "no_metrics", "keeps_open", "reasoning")
+BENIGN = (
+    "merged",
+    "split",
+    "slow",
+    "completions_only",
+    "plain",
+    "no_metrics",
+    "keeps_open",
+    "reasoning",
+    "refuses_tools",
+)
 
 WORDS = (
     " the",
@@ -160,6 +170,8 @@ class Endpoint:
         why = self.bad(asked, chat)
         if why and "crashes_on_bad" in self.flags:
             return web.json_response({"error": {"message": "internal"}}, status=500)
+        if chat and asked.get("tools") and "refuses_tools" in self.flags:
+            return self.refuse("this endpoint has no tools")
         if why and not ("accepts_bad" in self.flags and "prompt" not in why):
             return self.refuse(why)
         if "html" in self.flags:
