@@ -44,7 +44,8 @@ def compare(job: Job, case: RunCase) -> RunRecord:
         candidate = Snapshot(case_directory(job.out, case.id, "candidate"))
         _parameters(job, candidate.directory, directory)
         book = NoiseBook() if case.checks else None
-        _write(directory / "net.jsonl", compare_case(job.model_dir, job.profile, case, candidate, book=book))
+        net = compare_case(job.model_dir, job.profile, case, candidate, book=book)
+        _write(directory / "net.jsonl", [*net, *_matched(job, case, candidate)])
         _write(directory / "capture.jsonl", compare_final_state(job.model_dir, job.profile, case, candidate))
         if book is not None:
             compare_extra(job, case, candidate, directory, book)
@@ -54,6 +55,15 @@ def compare(job: Job, case: RunCase) -> RunRecord:
         traceback.print_exc()
         status, message = "failed", describe(error)
     return RunRecord(status, message, seconds=time.perf_counter() - begin, peak_rss_bytes=peak_rss())
+
+
+def _matched(job: Job, case: RunCase, candidate: Snapshot) -> list[Measure]:
+    """What the error of a black box looks like: one whose calls nobody replayed has nothing else that names it."""
+    if candidate.measures or rank_folders(candidate.directory) or not candidate.taps():
+        return []
+    from day0check.compare.matched import compare_matched
+
+    return compare_matched(job.model_dir, job.profile, case, candidate)
 
 
 def _parameters(job: Job, candidate: Path, reference: Path) -> None:
