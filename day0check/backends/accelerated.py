@@ -12,6 +12,7 @@ from day0check.accelerated.engine import Engine
 from day0check.accelerated.ops import TABLE, WEIGHTS
 from day0check.accelerated.parallel.layout import layout_of
 from day0check.accelerated.quantised import QuantisingCaller
+from day0check.accelerated.records import Formats
 from day0check.accelerated.scheduler import Scheduler
 from day0check.errors import UsageError
 from day0check.probe.recorder import Caller, Recorder
@@ -26,10 +27,17 @@ if TYPE_CHECKING:
 
 DTYPES = {"bf16": torch.bfloat16, "eager-bf16": torch.bfloat16, "fp32": torch.float32}
 QUANTISING = {"fp8-activations": torch.bfloat16}  # what lies between the linears
+CACHING = {"fp8-cache": torch.bfloat16}  # everything but what the caches keep
+FP8_CACHE = Formats(kv="fp8", index="fp8")
 
 
 class Accelerated:
-    """Loads a model once and runs any number of cases on it; `pools` shows the caches of the latest run."""
+    """Loads a model once and runs any number of cases on it; `pools` shows the caches of the latest run.
+
+    `formats` of a subclass: how its caches keep what is written, whatever the profile says.
+    """
+
+    formats: Formats | None = None
 
     def __init__(self) -> None:
         self._operators = Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state"))
@@ -50,7 +58,7 @@ class Accelerated:
         Raises UsageError for an unknown profile or device, Unavailable for what this engine cannot do, CheckpointError
         for what it cannot read.
         """
-        dtypes = DTYPES | QUANTISING
+        dtypes = DTYPES | QUANTISING | CACHING
         if profile not in dtypes:
             raise UsageError(
                 f"the accelerated backend has no profile {profile!r}",
@@ -64,6 +72,7 @@ class Accelerated:
             device=find_device(device),
             layouts=self._operators.layouts,
             ranks=self.ranks(layout),
+            formats=self.formats or (FP8_CACHE if profile in CACHING else None),
         )
 
     def run(self, requests: tuple[Request, ...], schedule: Schedule, recorder: Recorder) -> Outputs:

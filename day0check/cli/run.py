@@ -172,6 +172,8 @@ def prepare(wish: Wish) -> tuple[Model, tuple[RunCase, ...]]:
     cases = servable(cases, backend=wish.backend, one_device=not wish.layout, selectors=wish.selectors)
     if wish.time_limit_s is not None:
         cases = tuple(replace(case, time_limit_s=wish.time_limit_s) for case in cases)
+    elif wish.device.startswith("cpu") and max(wish.tp, wish.ep) > 1:  # ranks that share the cores of one machine
+        cases = tuple(replace(case, time_limit_s=case.time_limit_s * max(wish.tp, wish.ep)) for case in cases)
     return model, cases
 
 

@@ -18,6 +18,7 @@ import torch
 
 from day0check.compare.merge_exchanges import exchange_measures, pair_measures
 from day0check.compare.merge_manifest import Merged, merge_lines
+from day0check.contracts import CONTRACTS
 from day0check.probe.capture import MANIFEST
 from day0check.probe.records import replace_bytes, replace_json
 from day0check.probe.safetensors_writer import write
@@ -40,7 +41,7 @@ def merge_case(
     InputError for records that cannot be read.
     """
     snapshots = [Snapshot(folder) for folder in ranks]
-    measures = merged_measures([s.measures for s in snapshots])
+    measures = merged_measures([s.measures if finished else _without_lost_links(s.measures) for s in snapshots])
     if finished:
         lines = [_lines(folder / EXCHANGES) for folder in ranks]
         measures += exchange_measures(lines)
@@ -69,6 +70,11 @@ def ranks_facts(candidate: Path) -> dict[str, Any]:
 def rank_folders(candidate: Path) -> list[Path]:
     """The snapshots of the ranks behind a merged one, in order; empty for a run on one device."""
     return [(candidate / folder).resolve() for folder in ranks_facts(candidate).get("folders", ())]
+
+
+def _without_lost_links(measures: Iterable[Measure]) -> list[Measure]:
+    """The measures without calls between ranks that raised: when a rank is gone, the others lose their links to it."""
+    return [m for m in measures if not (m.pattern == "raised" and CONTRACTS[m.operator].joined)]
 
 
 def merged_measures(ranks: Sequence[Iterable[Measure]]) -> list[Measure]:

@@ -78,8 +78,8 @@ def pair_measures(ranks: Sequence[Sequence[Line]], *, expert_parallel: bool) -> 
     steps: dict[tuple[str, str], dict[int, list[tuple[int, Line]]]] = defaultdict(lambda: defaultdict(list))
     for rank, lines in enumerate(ranks):
         for line in lines:
-            if line["operator"].startswith("moe."):
-                place = line["tap"].partition(".moe.")[0]
+            place = line["tap"].partition(".moe.")[0]
+            if line["operator"].startswith("moe.") and place.startswith("layers."):  # operators alone have no routing
                 steps[place, line["phase"]][line["step"]].append((rank, line))
     found = []
     for (place, _), by_step in steps.items():

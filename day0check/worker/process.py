@@ -93,6 +93,12 @@ class Process:
             self._process.wait(timeout_s)
         return self.exit_code() is not None
 
+    def strike(self) -> None:
+        """Ends the process without waiting for it: of several that wait for each other none is to see another's end."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def kill(self) -> None:
         """Ends the process, its group, and children that left the group; returns when the process is gone."""
         members = family(self._process.pid)

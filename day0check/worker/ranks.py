@@ -146,6 +146,11 @@ class _Crew:
         for line in self.processes[rank].output():
             print(f"rank {rank}: {line}", file=sys.stderr, flush=True)
 
+    def kill(self) -> None:
+        for process in self.processes:
+            process.strike()
+        kill_all(self.processes)
+
     def close(self) -> None:
         """Lets the ranks end by themselves, and ends those that do not."""
         for process in self.processes:
@@ -169,7 +174,7 @@ def run_ranks(job: Job, events: Lines) -> None:
             record = _run_case(crew, case, events, starts)
             write_record(case_directory(job.out, case.id, "candidate"), record)
             if record.status not in ("finished", "unavailable"):
-                kill_all(crew.processes)
+                crew.kill()
                 crew = None
             events.write({"event": "end", "case": case.id})
             queue.pop(0)
@@ -182,7 +187,7 @@ def run_ranks(job: Job, events: Lines) -> None:
             crew = None
     finally:
         if crew is not None:
-            kill_all(crew.processes)
+            crew.kill()
 
 
 def _leave_out(job: Job, queue: list[RunCase], events: Lines) -> None:
@@ -200,7 +205,7 @@ def _run_case(crew: _Crew, case: RunCase, events: Lines, starts: int) -> RunReco
     into.mkdir(parents=True, exist_ok=True)
     folders = [crew.folder(rank, case) for rank in range(crew.size)]
     if stop is not None:
-        kill_all(crew.processes)
+        crew.kill()
         crew.print_log(stop.rank)
     record = joined_record(folders, stop)
     layout = layout_of(crew.job.layout)

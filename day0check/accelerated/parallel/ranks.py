@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class Ranks:
     """What this rank shares with the others of `layout`; `read` comes first."""
 
+    reader: type[ShardReader] = ShardReader
+
     def __init__(self, layout: Layout, transport: Transport) -> None:
         if transport.size != layout.world:
             raise ValueError(f"{transport.size} ranks are there, the layout has {layout.world}")
@@ -50,7 +52,7 @@ class Ranks:
         Raises Unavailable for a model that cannot be cut so, and what `read_model` raises.
         """
         self.shares = Shares(checkpoint.config, self.layout, self.rank)
-        reader = ShardReader(checkpoint, dtype, device, shares=self.shares)
+        reader = self.reader(checkpoint, dtype, device, shares=self.shares)
         model = reader.finished(read_model(checkpoint, dtype=dtype, device=device, read=reader))
         if self.placement is not None:
             held = self.shares.held_experts()
