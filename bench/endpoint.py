@@ -1,0 +1,213 @@
+"""Our load against `vllm bench serve` on one running vLLM, in turns, and what a streamed token costs each client.
+
+    python servers/targets.py start vllm qwen3 --port 8101 &
+    python -m bench.endpoint --url http://127.0.0.1:8101 --targets .targets [--rounds 3] [--guidellm]
+
+Figures are by the definitions of `vllm bench serve`: TTFT to the first chunk with choices, the role chunk too; TPOT
+from there to the last such chunk over tokens - 1; tokens over the time from the first send to the last end. They agree
+when the ratio of medians is within that tool's own spread from run to run. Cost: processor time of the whole client
+process; its start-up is taken out by the difference of two loads. Prints one JSON object; exit code 1 on disagreement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from day0check.load import asks
+from day0check.load.answers import read_answer
+from day0check.load.client import Client, Limits, target_of
+from day0check.load.metrics import quantile
+from day0check.load.prompts import unique
+from day0check.load.records import Reply
+from day0check.load.traffic import Load, closed_loop
+
+PROMPT_TOKENS, OUTPUT_TOKENS, CONCURRENCY, REQUESTS, WARMUP = 128, 32, 4, 80, 8
+MORE_REQUESTS = 320  # of the larger of the two loads that give the cost of a token
+NAMES = ("ttft_p50_ms", "tpot_p50_ms", "output_tokens_per_s")
+Figures = dict[str, float]
+
+# ------------------------------------------------------------------------------------------------------------ ours
+
+
+async def ours(url: str, requests: int, seed: int) -> Load:
+    """The load by our client: chat, unique prompts of the wanted length, answers of fixed length."""
+    async with Client(
+        target_of(url), Limits(requests=requests + 64, seconds=900, stall_s=120, request_s=300)
+    ) as client:
+        model = json.loads((await client.get("/v1/models")).body)["data"][0]["id"]
+        dialect = asks.Dialect("chat", model)
+        words = await _words(client, dialect, seed)
+
+        async def send(number: int, due_ns: int | None) -> Reply:
+            body = asks.ask(dialect, unique(number, seed=seed, words=words), max_tokens=OUTPUT_TOKENS, stream=True)
+            return await client.post_in_load(dialect.path, body | {"ignore_eos": True}, scheduled_ns=due_ns)
+
+        await closed_loop(lambda n, due: send(-1 - n, due), count=WARMUP, concurrency=CONCURRENCY)
+        return await closed_loop(send, count=requests, concurrency=CONCURRENCY)
+
+
+async def _words(client: Client, dialect: asks.Dialect, seed: int) -> int:
+    """How many words make a prompt of the wanted length, by what the server counts."""
+    counts = {}
+    for words in (8, 40):
+        body = asks.ask(dialect, unique(-100 - words, seed=seed, words=words), max_tokens=1)
+        counts[words] = (await client.ask("count", dialect.path, body)).answer.usage.prompt_tokens
+    return max(1, round(8 + (PROMPT_TOKENS - counts[8]) * 32 / (counts[40] - counts[8])))
+
+
+def by_their_definitions(load: Load) -> Figures:
+    """Raises ValueError when a request failed: then nothing can be compared."""
+    ttft, tpot, tokens, ends = [], [], 0, []
+    for reply in load.replies:
+        answer = read_answer(reply)
+        if reply.fault or not answer.pieces or answer.usage is None:
+            raise ValueError(f"a request failed: {reply.fault or answer.error or 'an empty answer'}")
+        first = min(answer.pieces[0].at_ns, answer.role_ns or answer.pieces[0].at_ns)
+        count = answer.usage.completion_tokens
+        ttft.append((first - reply.sent_ns) / 1e6)
+        tpot.append((answer.last_ns - first) / 1e6 / (count - 1))
+        tokens, ends = tokens + count, [*ends, answer.last_ns]
+    seconds = (max(ends) - min(r.sent_ns for r in load.replies)) / 1e9
+    return {
+        "ttft_p50_ms": quantile(ttft, 50),
+        "tpot_p50_ms": quantile(tpot, 50),
+        "output_tokens_per_s": tokens / seconds,
+        "tokens": float(tokens),
+    }
+
+
+def run_ours(url: str, requests: int, seed: int) -> tuple[Figures, float]:
+    """(figures, processor seconds of the whole process)."""
+    command = [sys.executable, "-m", "bench.endpoint", "--only-ours", "--url", url]
+    text, cpu_s = _run([*command, "--requests", str(requests), "--seed", str(seed)])
+    return json.loads(text), cpu_s
+
+
+# ---------------------------------------------------------------------------------------------------------- theirs
+
+
+def run_vllm(targets: Path, url: str, requests: int, seed: int) -> tuple[Figures, float]:
+    """`vllm bench serve` with the same load."""
+    programs = targets / "vllm" / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(str(programs / "vllm"), "bench", "serve", "--backend", "openai-chat"),
+            *("--endpoint", "/v1/chat/completions", "--base-url", url, "--model", "tiny"),
+            *("--tokenizer", str(targets / "models" / "qwen3"), "--dataset-name", "random"),
+            *("--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS)),
+            *("--num-prompts", str(requests), "--max-concurrency", str(CONCURRENCY), "--ignore-eos"),
+            *("--seed", str(seed), "--num-warmups", str(WARMUP), "--temperature", "0"),
+            *("--percentile-metrics", "ttft,tpot", "--metric-percentiles", "50", "--save-result"),
+            *("--result-dir", folder, "--result-filename", "result.json", "--disable-tqdm"),
+        ]
+        quiet = {"LD_PRELOAD": str(programs.parent / "lib" / "libiomp5.so"), "VLLM_NO_USAGE_STATS": "1"}
+        _, cpu_s = _run(command, **quiet)
+        found = json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
+    return {
+        "ttft_p50_ms": found["median_ttft_ms"],
+        "tpot_p50_ms": found["median_tpot_ms"],
+        "output_tokens_per_s": found["output_throughput"],
+        "tokens": float(found["total_output_tokens"]),
+    }, cpu_s
+
+
+def run_guidellm(targets: Path, url: str, requests: int, seed: int) -> tuple[Figures, float]:
+    """GuideLLM with the same load; only its cost is used, its definitions are others."""
+    tokenizer = targets / "models" / "qwen3"
+    command = [
+        *(str(targets / "guidellm" / "bin" / "guidellm"), "run"),
+        *("--backend", f"kind=openai_http,target={url},model=tiny"),
+        *("--tokenizer", f"kind=huggingface_auto,model={tokenizer}"),
+        *("--data", f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={OUTPUT_TOKENS}"),
+        *("--profile", f"kind=concurrent,streams={CONCURRENCY}"),
+        *("--constraint", f"kind=max_requests,count={requests}", "--disable-console-interactive"),
+    ]
+    _, cpu_s = _run(command)
+    return {"tokens": float(requests * OUTPUT_TOKENS)}, cpu_s
+
+
+def _run(command: list[str], **environment: str) -> tuple[str, float]:
+    """(standard output, processor seconds of the process and its children). Raises CalledProcessError."""
+    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    before = os.times()
+    made = subprocess.run(
+        command, env={**os.environ, **quiet, **environment}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    after = os.times()
+    return made.stdout, (after.children_user + after.children_system) - (before.children_user + before.children_system)
+
+
+# ------------------------------------------------------------------------------------------------------ comparison
+
+
+def compared(theirs: Sequence[Figures], mine: Sequence[Figures]) -> dict[str, Any]:
+    """Of each figure: medians, their ratio, the tool's own spread (largest ratio of two of its runs), agreement."""
+    table: dict[str, Any] = {}
+    for name in NAMES:
+        them, us = [f[name] for f in theirs], [f[name] for f in mine]
+        ratio = statistics.median(us) / statistics.median(them)
+        spread = max(them) / min(them)
+        table[name] = {
+            "vllm_bench": [round(v, 3) for v in them],
+            "ours": [round(v, 3) for v in us],
+            "ratio": round(ratio, 4),
+            "own_spread": round(spread, 4),
+            "agrees": 1 / spread <= ratio <= spread,
+        }
+    return table
+
+
+def cost_us(run: Callable[[int, int], tuple[Figures, float]], seed: int) -> float:
+    """Processor microseconds of a streamed token: the difference of two loads, so that start-up is not in it."""
+    (small, small_s), (large, large_s) = run(REQUESTS, seed), run(MORE_REQUESTS, seed + 1)
+    return (large_s - small_s) * 1e6 / (large["tokens"] - small["tokens"])
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--targets", type=Path, default=Path(".targets"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--guidellm", action="store_true", help="measure its cost, too")
+    parser.add_argument("--only-ours", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.only_ours:
+        print(json.dumps(by_their_definitions(asyncio.run(ours(given.url, given.requests, given.seed)))))
+        return 0
+    targets, url = given.targets.resolve(), given.url
+    theirs, mine = [], []
+    for number in range(given.rounds):
+        turn = [
+            (theirs, lambda s: run_vllm(targets, url, given.requests, s)),
+            (mine, lambda s: run_ours(url, given.requests, s)),
+        ]
+        for place, (kept, run) in enumerate(turn if number % 2 == 0 else turn[::-1]):
+            kept.append(run(given.seed + 10 * number + place)[0])
+    table: dict[str, Any] = {"figures": compared(theirs, mine), "load_average": os.getloadavg()[0]}
+    costs = {
+        "ours": cost_us(lambda n, s: run_ours(url, n, s), 100),
+        "vllm_bench": cost_us(lambda n, s: run_vllm(targets, url, n, s), 200),
+    }
+    if given.guidellm:
+        costs["guidellm"] = cost_us(lambda n, s: run_guidellm(targets, url, n, s), 300)
+    table["cpu_us_per_token"] = {name: round(value, 1) for name, value in costs.items()}
+    cheap = all(costs["ours"] <= 0.5 * value for name, value in costs.items() if name != "ours")
+    agrees = all(row["agrees"] for row in table["figures"].values())
+    print(json.dumps(table | {"agrees": agrees, "at_most_half_the_cost": cheap}, indent=1))
+    return 0 if agrees and cheap else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
