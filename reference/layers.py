@@ -20,6 +20,7 @@ from reference.config import ModelConfig
 from reference.linear import linear, per_head
 from reference.norm import rms_norm
 from reference.pooling import pool_members
+from reference.records import record
 from reference.residual import add
 from reference.rope import apply_rope
 
@@ -193,6 +194,7 @@ def full_attention(
     latent = here.norm(latent, "self_attn.kv_a_layernorm", site="kv_latent", eps=m.latent_eps)
     q_rope = _rotate(here, q_rope, rotary, site="query", layout=here.config.rope.layout)
     key_rope = _rotate(here, key_rope[:, None], rotary, site="key", layout=here.config.rope.layout)[:, 0]
+    latent = here("kv.record", record, latent)
     cache.latent = torch.cat([cache.latent, torch.cat([latent, key_rope], dim=-1)])
     cache.selected = None if kind == "mla" else shared_selection
     if kind == "dsa":
@@ -281,7 +283,7 @@ def _remember_keys(here: Here, x: Tensor, key: Tensor, cache: LatentCache) -> No
     """Adds the index keys [T, lanes, dI] of rows x to the cache; with pools, one key for each that is whole now."""
     i = here.config.index
     if i.pool == 1:
-        cache.index_keys = torch.cat([cache.index_keys, key[:, 0]])
+        cache.index_keys = torch.cat([cache.index_keys, here("index.record", record, key[:, 0])])
         return
     name = "self_attn.indexer.index_kpool_compress"
     gate = here("dsa.pool_gate", linear, x, weight=here.tensor(f"{name}_gate"))
@@ -301,7 +303,7 @@ def _remember_keys(here: Here, x: Tensor, key: Tensor, cache: LatentCache) -> No
         gates=pool_members(gates, pool=i.pool, previous=previous, absent=-torch.inf),
         ape=here.tensor(f"{name}_ape"),
     )
-    cache.index_keys = torch.cat([cache.index_keys, pooled])
+    cache.index_keys = torch.cat([cache.index_keys, here("index.record", record, pooled)])
 
 
 def _gather(rows: Tensor, selected: Tensor) -> Tensor:

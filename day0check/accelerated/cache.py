@@ -12,6 +12,7 @@ from torch import Tensor
 
 from day0check.accelerated.ops import paging
 from day0check.accelerated.pool_memory import check_kind, new_pool, seed_of, spare
+from day0check.accelerated.records import Formats
 from day0check.errors import Unavailable
 from day0check.probe.registry import OwnedPool
 from reference.config import ModelConfig
@@ -101,6 +102,7 @@ class Caches:
     `conv[layer]` [slots, W-1, C] in the activation type, `kda[layer]` [slots, H, dk, dv] float32. Where index keys are
     pooled over P tokens, `index` holds a key a pool, and `pool[layer]` [slots, 2, P-1, dI] the keys and the gates of
     the tokens whose pool is not whole yet.
+    `formats` may keep latents and index keys as records of bytes, and KDA states in bfloat16.
     State pools have `snapshots` more rows behind those of the slots: states that a prefix cache keeps.
     New memory is NaN: whoever reads what nobody wrote must show it; `memory` is one of `pool_memory.KINDS`.
     `layouts` own the memory of the pools that they are named after ("kv", "index", "state" for conv, kda and pool);
@@ -121,8 +123,9 @@ class Caches:
         memory: str = "",
         layouts: Mapping[str, Any] | None = None,
         drafts: bool = False,
+        formats: Formats | None = None,
     ) -> None:
-        i = config.index
+        i, formats = config.index, formats or Formats()
         check_kind(memory)
         unused_pages, unused_slots = spare(memory)
         pages, slots, seed = pages + unused_pages, slots + unused_slots, seed_of(memory, seed)
@@ -142,10 +145,12 @@ class Caches:
         self.slots.keep_from(unused_slots)
         self.snapshots = FreeList(snapshots, seed + 2, first=slots)
         kinds = list(enumerate(config.every_layer if drafts else config.layers))
-        state_type = torch.float64 if dtype == torch.float64 else torch.float32
-        self.kv = {n: pool("kv", config.cache_width(n)) for n, kind in kinds if kind != "kda"}
+        state_type = formats.state_type(dtype)
+        rows = {n: formats.kv_row(config, n, dtype) for n, kind in kinds if kind != "kda"}
+        self.kv = {n: pool("kv", width, kind=own) for n, (width, own) in rows.items()}
         indexed = [n for n, kind in kinds if kind == "dsa"]
-        self.index = {n: pool("index", i.dim) for n in indexed}
+        width, own = formats.index_row(config, dtype) if indexed else (0, dtype)
+        self.index = {n: pool("index", width, kind=own) for n in indexed}
         self.pool = {n: pool("state", 2, i.waiting, i.lanes * i.dim) for n in indexed if i.pool > 1}
         k = config.kda
         linear = [n for n, kind in kinds if kind == "kda"]

@@ -13,6 +13,7 @@ from day0check.accelerated.batch import Batch
 from day0check.accelerated.cache import Caches
 from day0check.accelerated.grouped import gqa
 from day0check.accelerated.ops import strict_sums
+from day0check.accelerated.records import Formats
 from day0check.accelerated.residual import Spine, make_spine
 from day0check.accelerated.weights import Gqa, Kda, Mla, read_model
 from day0check.accelerated.workspace import Workspace
@@ -29,7 +30,7 @@ class Engine:
     """Runs steps of one model. `dtype` is the activation type; caches belong to the caller, weights to the engine.
 
     `layouts`: who owns the memory of the pools "kv", "index" and "state", where it is not the engine. `ranks`: where
-    the model is cut over several; every rank runs the same steps.
+    the model is cut over several; every rank runs the same steps. `formats`: how caches keep what is written.
     """
 
     def __init__(
@@ -40,8 +41,11 @@ class Engine:
         device: torch.device,
         layouts: Mapping[str, Any] | None = None,
         ranks: Ranks | None = None,
+        formats: Formats | None = None,
     ) -> None:
         strict_sums()
+        self.formats = formats or Formats()
+        self.formats.check(checkpoint.config, dtype)
         self.config, self.dtype, self.device, self.ranks = checkpoint.config, dtype, device, ranks
         if ranks is None:
             self.model = read_model(checkpoint, dtype=dtype, device=device)
@@ -74,6 +78,7 @@ class Engine:
             memory=memory,
             layouts=self.layouts,
             drafts=drafts,
+            formats=self.formats,
         )
 
     @torch.no_grad()

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from day0check.accelerated import records
 from day0check.accelerated.weights import Index
 from day0check.probe.recorder import Here
+from day0check.probe.rows import RowMap
 
 if TYPE_CHECKING:
     from day0check.accelerated.layers import Step
@@ -33,7 +35,7 @@ def pick(step: Step, at: Here, layer: int, x: Tensor, latent_query: Tensor, p: I
         _write_pools(step, at, layer, x, key, p)
         history, visible = step.pool_plan().history, step.pool_plan().visible
     else:
-        at("index.write", step.caches.index[layer], value=key, slots=step.page_slots())
+        _write(step, at, layer, key, slots=step.page_slots())
         history, visible = batch.history, batch.visible
     keys = at(
         "index.gather",
@@ -43,6 +45,7 @@ def pick(step: Step, at: Here, layer: int, x: Tensor, latent_query: Tensor, p: I
         owner=batch.every,
         indices=history,
     )
+    keys = records.unpacked(at, keys, site="index", codes=i.dim, row_map=batch.requests)
     picked = _choose(step, at, q, weights, keys, visible)
     if not pooled:
         return picked
@@ -83,8 +86,15 @@ def _write_pools(step: Step, at: Here, layer: int, x: Tensor, key: Tensor, p: In
     rows, overlap = plan.closed, step.config.index.overlap
     of_pools = {"gates": _members(gates, plan.members, float("-inf"), overlap)}
     pooled = at("dsa.pool_key", _members(keys, plan.members, 0.0, overlap), row_map=rows, ape=p.pool_place, **of_pools)
-    slots = step.pool_slots()
-    at("index.write", step.caches.index[layer], row_map=rows, value=pooled, slots=slots)
+    _write(step, at, layer, pooled, slots=step.pool_slots(), row_map=rows)
+
+
+def _write(step: Step, at: Here, layer: int, keys: Tensor, *, slots: Tensor, row_map: RowMap | None = None) -> None:
+    """Writes index keys [n, dI] in the form that the cache keeps."""
+    pool = step.caches.index[layer]
+    if pool.dtype == torch.uint8:
+        keys = records.packed(at, keys, site="index", codes=keys.shape[1], row_map=row_map)
+    at("index.write", pool, row_map=row_map, value=keys, slots=slots)
 
 
 def _members(rows: Tensor, members: Tensor, absent: float, overlap: bool) -> Tensor:

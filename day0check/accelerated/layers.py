@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from day0check.accelerated import indexer
+from day0check.accelerated import indexer, records
 from day0check.accelerated import weights as w
 from day0check.accelerated.batch import Batch
 from day0check.accelerated.cache import Caches
@@ -127,6 +127,7 @@ def kda(step: Step, at: Here, layer: int, x: Tensor, p: w.Kda) -> Tensor:
         lower_bound=k.gate_lower_bound,
     )
     state = at("state.load", caches.kda[layer], site="kda", row_map=batch.requests, slots=batch.load_slots)
+    state = state.to(g.dtype)  # it may be kept narrower than it is computed with
     y, state = at(
         "kda.attention",
         q,
@@ -161,7 +162,10 @@ def mla(step: Step, at: Here, layer: int, x: Tensor, p: w.Mla) -> Tensor:
     q_rope = step.rotated(at, q_rope, "query", config.rope.layout)
     k_rope = step.rotated(at, k_rope.unsqueeze(1), "key", config.rope.layout).squeeze(1)
     slots = step.page_slots()
-    at("kv.write", step.caches.kv[layer], value=torch.cat((latent, k_rope), -1), slots=slots)
+    value, pool = torch.cat((latent, k_rope), -1), step.caches.kv[layer]
+    if pool.dtype == torch.uint8:
+        value = records.packed(at, value, site="kv", codes=m.kv_lora)
+    at("kv.write", pool, value=value, slots=slots)
     if kind == "dsa":
         step.picked = indexer.pick(step, at, layer, x, latent_query, p.index)
     absorbed = torch.cat((at("mla.absorb", q_nope, weight=p.absorb), q_rope), -1)
@@ -176,11 +180,13 @@ def _sparse(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
     """Attention of absorbed queries [rows, H, c + dr] on the picked latents: [rows, H, c]."""
     batch, pool = step.batch, step.caches.kv[layer]
     where = {"table": batch.table, "owner": batch.owner, "indices": step.picked}
+    width = step.config.mla.kv_lora
     if "kv.gather" in step.caller.covers("dsa.attention"):
         keys = {"pool": pool, **where}
     else:
-        keys = {"keys": at("kv.gather", pool, **where), "valid": step.picked >= 0}
-    return at("dsa.attention", q, **keys, value_width=step.config.mla.kv_lora, scale=step.config.softmax_scale())
+        rows = records.unpacked(at, at("kv.gather", pool, **where), site="kv", codes=width)
+        keys = {"keys": rows, "valid": step.picked >= 0}
+    return at("dsa.attention", q, **keys, value_width=width, scale=step.config.softmax_scale())
 
 
 def _dense(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
@@ -190,7 +196,8 @@ def _dense(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
         keys = {"pool": pool, "table": batch.table, "value_width": width}
     else:
         where = {"table": batch.table, "owner": batch.every, "indices": batch.history}
-        gathered = at("kv.gather", pool, row_map=batch.requests, **where).unsqueeze(2)
+        gathered = at("kv.gather", pool, row_map=batch.requests, **where)
+        gathered = records.unpacked(at, gathered, site="kv", codes=width, row_map=batch.requests).unsqueeze(2)
         keys = {"keys": gathered, "values": gathered[..., :width]}
     scale = step.config.softmax_scale()
     return at("mla.attention", q, **keys, owner=batch.owner, visible=batch.visible, scale=scale)

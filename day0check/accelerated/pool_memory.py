@@ -26,8 +26,10 @@ def check_kind(memory: str) -> None:
 
 
 def new_pool(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device, memory: str) -> Tensor:
-    """A pool of this shape whose first axis counts pages or slots."""
+    """A pool of this shape whose first axis counts pages or slots; of bytes, NaN is a pattern that reads as NaN."""
     value = _GARBAGE if memory == "garbage" else float("nan")
+    if dtype == torch.uint8:
+        value = 0x3C if memory == "garbage" else 0xFF
     if memory == "strided":
         return torch.full((shape[0], 2, *shape[1:]), value, dtype=dtype, device=device)[:, 1]
     return torch.full(shape, value, dtype=dtype, device=device)

@@ -25,7 +25,7 @@ from day0check.compare.replay import Replay, named
 from day0check.compare.row_digest import hexadecimal, plain_weights, row_weights, weighted_sum
 from day0check.contracts import CONTRACTS
 from day0check.contracts.contract import Contract
-from day0check.contracts.profiles import QUANTISED, Profile
+from day0check.contracts.profiles import FP8_CACHES, Profile, quantiser_profile
 from day0check.probe.recorder import Call, Observer
 from day0check.probe.rows import PADDING, RowMap
 from day0check.types import Measure
@@ -232,11 +232,13 @@ class Judge(Observer):
 
     def _as_claimed(self, tally: _Tally, judgement: Judgement) -> Judgement:
         """A quantiser is no finding of its own where the profile claims that it quantises; alone it is always tried."""
-        if self.profile.inputs or not judgement.passed or tally.tap.startswith("operators."):
+        operator, fitting = quantiser_profile(tally.tap.partition("quantise.rows.")[2])
+        claimed = self.profile.inputs if operator not in CONTRACTS else operator in self.profile.inputs
+        if claimed or not judgement.passed or tally.tap.startswith("operators."):
             return judgement
+        what = "the cache is" if operator in FP8_CACHES else "activations are"
         message = (
-            f"activations are quantised, which profile {self.profile.name} does not claim; "
-            f"consistent with profile {QUANTISED}"
+            f"{what} quantised, which profile {self.profile.name} does not claim; consistent with profile {fitting}"
         )
         kept = {
             "statistics": judgement.statistics | {"unclaimed": 1.0},

@@ -31,6 +31,7 @@ RANKS = dict.fromkeys(("group", "axis", "sizes", "send", "receive"), "of the ran
 # Arguments that are no property of the model, with the reason.
 NOT_COMPARED: dict[str, dict[str, str]] = {
     "kv.slots": {"page": "free"},
+    "kv.unpack": {"width": "of the record"},
     "kda.attention": {"chunk": "free"},
     "splice.positions": {"first": "of the step"},
     "splice.merge": {"features": "of the step", "at": "of the step"},

@@ -52,6 +52,19 @@ def _tier(name: str, summary: str, written: str, after: str) -> Contract:
     )
 
 
+def _record(name: str, what: str) -> Contract:
+    return Contract(
+        name,
+        "compute",
+        f"{what} as its cache gives it back: itself, or what a claimed quantisation of the cache leaves of it",
+        (rows("x", "rows width"),),
+        (Result("y", "rows width"),),
+        "reference.records:record",
+        points=("out",),
+        hard_inputs=("plain", "outlier_channel"),
+    )
+
+
 CONTRACTS = (
     Contract(
         "kv.slots",
@@ -91,5 +104,33 @@ CONTRACTS = (
     _tier("kv.offload", "copies pages of the device, or rows of states, to places of the host", "host", "offloaded"),
     _tier(
         "kv.reload", "copies places of the host back into pages of the device, or rows of states", "pool", "reloaded"
+    ),
+    _record("kv.record", "a latent"),
+    _record("index.record", "an index key"),
+    Contract(
+        "kv.pack",
+        "exact",
+        "the bytes of a record: E4M3 codes, float32 scales per 128 of them, a bfloat16 rest (656 bytes for 512 codes "
+        "and 64 values, 132 for an index key of 128)",
+        (
+            rows("codes", "rows c", "float8_e4m3fn"),
+            rows("scale", "rows c/128 rounded up", "float32"),
+            rows("rest", "rows r", "bfloat16"),
+        ),
+        (Result("record", "rows bytes", "uint8"),),
+        "reference.records:pack",
+        hard_inputs=("plain", "index_key", "uneven"),
+        sites=("kv", "index"),
+    ),
+    Contract(
+        "kv.unpack",
+        "compute",
+        "the values of records with `width` codes: each code times its scale, then the rest",
+        (rows("record", "rows ... bytes", "uint8"), static("width")),
+        (Result("y", "rows ... width+r"),),
+        "reference.records:unpack",
+        points=("out",),
+        hard_inputs=("plain", "index_key", "uneven"),
+        sites=("kv", "index"),
     ),
 )

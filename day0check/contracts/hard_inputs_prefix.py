@@ -8,6 +8,7 @@ import torch
 
 from day0check.contracts.hard_inputs import Draw, Generator
 from reference.prefix import HEAD, block_key
+from reference.records import pack
 
 PAGE, PAGES, BLOCKS = 4, 12, 3
 Arguments = tuple[Any, dict[str, Any]]
@@ -87,7 +88,49 @@ def _tier(d: Draw, name: str) -> Arguments:
     return pool, {"host": host.cpu(), "pages": d.shuffled(PAGES)[:5], "places": d.shuffled(PAGES + 3)[:5].cpu()}
 
 
+RECORDS = {"plain": (32, 16), "index_key": (128, 0), "uneven": (200, 8)}  # codes, rest
+
+
+def _record(d: Draw, name: str) -> Arguments:
+    return d.rows(name, 19, 40), {}
+
+
+def _codes(d: Draw, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    codes, rest = RECORDS[name]
+    scale = (0.01 + d.uniform(9, -(-codes // 128))).to(d.device)
+    return d.raw(9, codes).to(torch.float8_e4m3fn).to(d.device), scale, d.raw(9, rest).bfloat16().to(d.device)
+
+
+def _pack(d: Draw, name: str) -> Arguments:
+    codes, scale, rest = _codes(d, name)
+    return codes, {"scale": scale, "rest": rest}
+
+
+def _unpack(d: Draw, name: str) -> Arguments:
+    codes, scale, rest = _codes(d, name)
+    return pack(codes, scale=scale, rest=rest), {"width": codes.shape[1]}
+
+
+def _stage(d: Draw, name: str) -> Arguments:
+    """A step of three requests; `padding`: with two rows that belong to none and hold what an earlier step left."""
+    counts = (4, 1, 2)
+    real = sum(counts)
+    rows = real + 2 if name == "padding" else real
+    owner = torch.tensor([b for b, count in enumerate(counts) for _ in range(count)] + [-1] * (rows - real))
+    arrays = {
+        "positions": d.integers(0, 900, rows).cpu(),
+        "owner": owner,
+        "offsets": torch.tensor([0, 4, 5, 7]),
+        "table": d.integers(-1, PAGES, 3, 15).cpu(),
+        "lengths": d.integers(1, 900, 3).cpu(),
+        "load_slots": d.integers(-1, 3, 3).cpu(),
+        "store_slots": torch.tensor([2, 0, 1]),
+    }
+    return d.integers(0, 320, rows).cpu(), arrays | {"on": torch.empty(0, dtype=torch.int64, device=d.device)}
+
+
 GENERATORS: dict[str, Generator] = {
+    "batch.stage": _stage,
     "prefix.match": _match,
     "prefix.register": _register,
     "prefix.store": _store,
@@ -95,4 +138,8 @@ GENERATORS: dict[str, Generator] = {
     "pool.release": _release,
     "kv.offload": _tier,
     "kv.reload": _tier,
+    "kv.record": _record,
+    "index.record": _record,
+    "kv.pack": _pack,
+    "kv.unpack": _unpack,
 }

@@ -106,6 +106,17 @@ FP8_INPUTS = (
 )
 
 
+CACHED = "fp8-cache"
+# What an FP8 cache keeps as codes with scales per 128 of them: latents (not their rope part) and index keys.
+FP8_CACHES = ("kv.record", "index.record")
+
+
+def quantiser_profile(site: str) -> tuple[str, str]:
+    """(the operator whose input a quantiser at this site makes, the built-in profile that claims it)."""
+    operator = ".".join(site.split(".")[:2])
+    return operator, CACHED if operator in FP8_CACHES else QUANTISED
+
+
 def _form_points(contract: Contract, form: str | None) -> tuple[str, ...]:
     if form is None:
         return contract.points
@@ -198,7 +209,7 @@ def tightest_profile(claimed: Profile, fits: Mapping[str, str]) -> Profile:
 def _holds(wide: Profile, narrow: Profile, operators: Mapping[str, str]) -> bool:
     return all(
         set(narrow.points_of(name)) <= set(wide.points_of(name)) and (name in wide.inputs or name not in narrow.inputs)
-        for name in operators
+        for name in {*operators, *(set(narrow.inputs) & set(FP8_CACHES))}
     )
 
 
@@ -212,6 +223,9 @@ PROFILES: dict[str, Profile] = {
     QUANTISED: replace(
         make_profile(QUANTISED, "bfloat16", FUSED_FORMS),
         inputs=MappingProxyType(dict.fromkeys(FP8_INPUTS, FP8_BLOCKS)),
+    ),
+    CACHED: replace(
+        make_profile(CACHED, "bfloat16", FUSED_FORMS), inputs=MappingProxyType(dict.fromkeys(FP8_CACHES, FP8_BLOCKS))
     ),
     "fp32": make_profile("fp32", "float32", FUSED_FORMS),
 }

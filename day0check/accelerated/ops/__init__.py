@@ -20,6 +20,7 @@ from day0check.accelerated.ops import (
     positions,
     prefix,
     quantise,
+    records,
     rope,
     sampling,
     spine,
@@ -28,6 +29,7 @@ from day0check.accelerated.ops import (
 )
 from day0check.accelerated.ops.arithmetic import linear, per_head, strict_sums
 from day0check.accelerated.server.operators import SERVING
+from day0check.accelerated.staging import stage
 
 TABLE: dict[str, Callable[..., Any]] = {
     "weights.read": loading.read,
@@ -52,6 +54,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     "vision.normed_gelu": towers.normed_gelu,
     "vision.project_plain": towers.project_plain,
     "quantise.rows": quantise.rows,
+    "batch.stage": stage,
     "embed.tokens": spine.embed_tokens,
     "splice.positions": spine.splice_positions,
     "splice.merge": spine.splice_merge,
@@ -100,6 +103,10 @@ TABLE: dict[str, Callable[..., Any]] = {
     "pool.release": prefix.release,
     "kv.offload": paging.offload,
     "kv.reload": paging.reload,
+    "kv.record": records.as_kept,
+    "index.record": records.as_kept,
+    "kv.pack": records.pack,
+    "kv.unpack": records.unpack,
     "kda.project": linear,
     "kda.conv": kda.conv,
     "kda.gates": kda.gates,
