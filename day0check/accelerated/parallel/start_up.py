@@ -1,7 +1,7 @@
 """How ranks find each other: a store that one process holds, links tried a bounded number of times, and what is where.
 
-The launcher of a run, or torchrun, holds the store. A rank that does not come to an attempt lets the attempt fail on
-every rank, so that all begin the next one together.
+The launcher of a run, or torchrun, holds the store. An attempt to which a rank does not come is over for all of them,
+so that they begin the next one together.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ def connect(layout: Mapping[str, Any]) -> ProcessTransport:
     steps_s = float(layout.get(STEP_S, DEFAULTS[STEP_S]))
     reason = ""
     for attempt in range(1, attempts + 1):
-        store.set(f"attempt-{attempt}/{rank}", b"here")
-        missing = _wait_for_all(store, attempt, world, limit_s)
+        missing = _gathered(store, attempt, rank, world, limit_s)
         if missing:
             reason = f"{_ranks_in_words(missing)} did not come"
             continue
@@ -87,17 +86,25 @@ def _store(layout: Mapping[str, Any]) -> tuple[int, int, Any]:
         raise Unavailable(what, where=f"{host}:{port}", todo="start the ranks together") from error
 
 
-def _wait_for_all(store: Any, attempt: int, world: int, limit_s: float) -> list[int]:
-    """The ranks that have not come to this attempt when its time is over."""
+def _gathered(store: Any, attempt: int, rank: int, world: int, limit_s: float) -> list[int]:
+    """The ranks that did not come to this attempt; none when all came in time, which all of them then know.
+
+    Whether an attempt goes on is decided once, by the last rank to come or by the first whose time is over: a rank that
+    comes later finds it closed and goes on to the next.
+    """
+    place, decision = f"attempt-{attempt}", f"attempt-{attempt}/decision"
+    store.set(f"{place}/{rank}", "here")
+    if store.add(f"{place}/count", 1) == world:
+        store.compare_set(decision, "", "go")
     until = time.monotonic() + limit_s
-    missing = list(range(world))
-    while missing:
-        missing = [rank for rank in missing if not store.check([f"attempt-{attempt}/{rank}"])]
-        if missing and time.monotonic() > until:
-            break
-        if missing:
-            time.sleep(0.02)
-    return missing
+    while not store.check([decision]):
+        if time.monotonic() > until:
+            store.compare_set(decision, "", "closed")
+        time.sleep(0.01)
+    if store.get(decision) == b"go":
+        return []
+    missing = [r for r in range(world) if not store.check([f"{place}/{r}"])]
+    return missing or [r for r in range(world) if r != rank]  # all came, the last of them too late
 
 
 def _linked(
@@ -109,10 +116,10 @@ def _linked(
     backend = "gloo" if device.type == "cpu" else dist.get_default_backend_for_device(device.type)
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index or 0)
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=max(limit_s, steps_s))
-    )
-    transport = ProcessTransport(dist.group.WORLD, device=device)
+    limits = [datetime.timedelta(seconds=s) for s in (limit_s, max(limit_s, steps_s))]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limits[0])
+    # links are made within the time of an attempt; a step may then take longer, while a rank judges
+    transport = ProcessTransport(dist.new_group(timeout=limits[1], backend=backend), device=device)
     heard = [int(part[0]) for part in transport.gather(torch.tensor([rank], dtype=torch.uint8))]
     if heard != list(range(world)):
         raise RuntimeError(f"the ranks that answered are {heard}")
