@@ -1,0 +1,88 @@
+"""The draft layer on the fast path: beside the reference, and without a trace in the model's own answers."""
+
+import pytest
+import torch
+
+from day0check.accelerated.draft import PAGE
+from day0check.backends.accelerated import Accelerated
+from day0check.probe.recorder import Observer, Recorder
+from day0check.types import Request, Schedule, ScheduleEvent, Turn
+from reference.model import Model
+from reference.presets import preset_dir
+from reference.weights import Checkpoint
+
+MODEL, PLACE = "tiny-glm-5", "layers.05"
+
+
+class Seen(Observer):
+    """Taps in order, and the rows of the draft logits by request and position."""
+
+    def __init__(self):
+        self.taps, self.rows = [], {}
+
+    def after(self, call, token, results):
+        self.taps.append(call.tap)
+        if call.tap == f"{PLACE}.head.logits":
+            for i, row in enumerate(results[0].double()):
+                self.rows[call.rows.address(i)] = row.clone()
+
+
+def tokens(seed: int, count: int) -> tuple[int, ...]:
+    return tuple(torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+def run(requests, schedule, model: str = MODEL):
+    backend, seen = Accelerated(), Seen()
+    backend.load(str(preset_dir(model)), "fp32", "cpu", {})
+    return backend.run(requests, schedule, Recorder([seen])), seen
+
+
+def test_drafts_are_those_of_the_reference():
+    """Catches the token of the row itself, halves changed over, a hidden row of another position or request, and a page
+    of one that another reads: two requests, chunks, several turns, more rows than a page holds."""
+    requests = (
+        Request("a", (Turn(tokens(1, PAGE + 30)), Turn(tokens(2, 9))), max_new_tokens=5),
+        Request("b", (Turn(tokens(3, 21)),), max_new_tokens=3),
+    )
+    outputs, seen = run(requests, Schedule(chunk=40, page=16))
+    model = Model(Checkpoint(preset_dir(MODEL)))
+    for request in requests:
+        sequence = list(outputs.sequences[request.id])
+        state = model.start()
+        model.extend(state, sequence, drafts=True)
+        found = torch.stack([seen.rows[request.id, p] for p in range(len(sequence) - 1)])
+        assert float((found - state.drafted).abs().max() / state.drafted.abs().max()) < 2e-5
+    assert len(seen.rows) == sum(len(s) - 1 for s in outputs.sequences.values())
+
+
+def test_the_models_own_calls_come_first_and_are_the_same():
+    """Catches a draft layer that runs between the steps of the model, or whose pass over the model is recorded."""
+    request = (Request("a", (Turn(tokens(1, 40)),), max_new_tokens=2),)
+    _, seen = run(request, Schedule())
+    first = seen.taps.index(f"{PLACE}.embed.tokens")
+    assert all(tap.startswith(PLACE) or tap == "kv.slots" for tap in seen.taps[first:])
+    assert not any(tap.startswith(PLACE) for tap in seen.taps[:first])
+    assert seen.taps.count("head.logits") == 2
+
+
+@pytest.mark.parametrize(
+    ("requests", "schedule"),
+    [
+        pytest.param((Request("a", (Turn((5,)),)),), Schedule(), id="one token"),
+        pytest.param(
+            (Request("a", (Turn(tokens(1, 20)),), max_new_tokens=9),),
+            Schedule(events=(ScheduleEvent(3, "abort", "a"),)),
+            id="aborted",
+        ),
+    ],
+)
+def test_what_has_nothing_to_draft_is_left_alone(requests, schedule):
+    """Catches a pass over no rows, and one over a request that was given up."""
+    _, seen = run(requests, schedule)
+    assert not any(tap.startswith(PLACE) for tap in seen.taps)
+
+
+def test_a_model_without_the_layer_drafts_nothing():
+    """Catches a draft layer that is asked for where there is none."""
+    _, seen = run((Request("a", (Turn(tokens(1, 20)),), max_new_tokens=2),), Schedule(), model="tiny-deepseek-v3.2")
+    assert not any("draft" in tap for tap in seen.taps)
