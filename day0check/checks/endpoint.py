@@ -12,6 +12,7 @@ from day0check.checks import (
     endpoint_oracle,
     endpoint_parameters,
     endpoint_protocol,
+    endpoint_soak,
     endpoint_speed,
     endpoint_tools,
     endpoint_turns,
@@ -36,6 +37,7 @@ ENDPOINT_CHECKS: dict[str, ModuleType] = {
         endpoint_images,
         endpoint_interference,
         endpoint_cancel,
+        endpoint_soak,
         endpoint_speed,
     )
 }
@@ -48,6 +50,7 @@ PART_OF = {
     endpoint_images.NAME: "wire",
     endpoint_interference.NAME: "interference",
     endpoint_cancel.NAME: "interference",
+    endpoint_soak.NAME: "soak",
     endpoint_speed.NAME: "speed",
 }
 

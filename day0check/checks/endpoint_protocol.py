@@ -45,7 +45,7 @@ OPTIONAL = (
 TOOLS = ("tools/", "forced")
 CHOSEN = (*TOOLS, "temperature/", "seed/", "stop", "turns/")  # what an endpoint may refuse with a clear 4xx
 BUSY = (429, 503)
-_ELSEWHERE = ("bad/", "cancel/", "image/")
+_ELSEWHERE = ("bad/", "cancel/", "image/", "soak/")
 
 
 def judge(observed: Observed) -> Answer:

@@ -78,6 +78,7 @@ class Wanted:
     slos: tuple[tuple[str, float], ...]
     slo_share: float
     seed: int
+    soak: int
     waivers: Path | None
 
 
@@ -99,6 +100,7 @@ class Wanted:
 @click.option("--arrivals", type=click.Choice(("poisson", "constant")), default="poisson", show_default=True)
 @click.option("--slo", "slos", type=Slo(), multiple=True, help=f"An objective, NAME=MS: {', '.join(SLOS)}; repeatable.")
 @click.option("--slo-share", type=click.FloatRange(0, 1), default=0.99, show_default=True, help="Requests to meet it.")
+@click.option("--soak", type=click.IntRange(0, 1_000_000), default=0, metavar="N", help="N requests, a third given up.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and arrivals.")
 @click.option(
     "--waivers", type=click.Path(path_type=Path), metavar="FILE", help="[default: waivers.toml if it is there]"
@@ -177,6 +179,14 @@ def run_and_judge(wanted: Wanted, prepared: Prepared, folder: Path, tell: Callab
     return gate.decide([a.outcome for a in asked.answers], findings, scene, waivers=allowed, today=today())
 
 
+def parts_of(wanted: Wanted) -> tuple[str, ...]:
+    """The parts in order: those named, else all; the soak when it has a number."""
+    chosen = [p for p in PARTS if not wanted.parts or p in wanted.parts]
+    if wanted.soak:
+        chosen.insert(chosen.index("speed") if "speed" in chosen else len(chosen), "soak")
+    return tuple(chosen)
+
+
 def plan_of(wanted: Wanted, model: Model | None) -> Plan:
     """What the options ask for, as the service room takes it."""
     from day0check.load.client import Limits
@@ -191,10 +201,13 @@ def plan_of(wanted: Wanted, model: Model | None) -> Plan:
     return Plan(
         Wish(
             model=wanted.served,
-            parts=tuple(p for p in PARTS if not wanted.parts or p in wanted.parts),
+            parts=parts_of(wanted),
             seed=wanted.seed,
+            soak=wanted.soak,
         ),
-        limits=Limits(seconds=wanted.budget_s, request_s=wanted.time_limit_s, stall_s=wanted.stall_s),
+        limits=Limits(
+            requests=5000 + wanted.soak, seconds=wanted.budget_s, request_s=wanted.time_limit_s, stall_s=wanted.stall_s
+        ),
         speed=SpeedPlan(
             concurrencies=wanted.concurrency,
             requests=wanted.requests,

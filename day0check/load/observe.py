@@ -10,6 +10,7 @@ from day0check.load.client import Client, Limits, Target
 from day0check.load.observed import Observed
 from day0check.load.scenario import Asker, GivenUp, Wish, discover, follow, interference, parameters, wire
 from day0check.load.scripted import tools
+from day0check.load.soak import Soaked, soak
 from day0check.load.speed import Phase, SpeedPlan, run_speed
 
 _STEPS = {"parameters": parameters, "wire": wire, "tools": tools, "interference": interference}
@@ -41,7 +42,7 @@ def observe(
 async def _observe(target: Target, wish: Wish, limits: Limits, speed: SpeedPlan, tell: Callable[[str], None]) -> Seen:
     done: list[str] = []
     phases: list[Phase] = []
-    stopped = ""
+    stopped, soaked = "", Soaked()
     async with Client(target, limits) as client:
         asker = Asker(client, wish)
         try:
@@ -54,6 +55,8 @@ async def _observe(target: Target, wish: Wish, limits: Limits, speed: SpeedPlan,
                 if part == "speed":
                     phases = await run_speed(client, asker.dialect, _able(speed, asker))
                     _check_answered(phases)
+                elif part == "soak":
+                    await soak(asker, wish.soak, soaked)
                 else:
                     await _STEPS[part](asker)
                 done.append(part)
@@ -67,6 +70,7 @@ async def _observe(target: Target, wish: Wish, limits: Limits, speed: SpeedPlan,
         stopped=stopped,
         exchanges=tuple(asker.exchanges),
         counters=tuple(asker.counters),
+        soak=dict(soaked.counts),
         speed={phase.name: phase.figures for phase in phases},
         slos=speed.slos,
     )

@@ -31,7 +31,8 @@ TOKEN_IDS = (65, 98, 99, 66, 100, 101, 67, 102, 103, 68, 104, 105, 69)  # in the
 @dataclass(frozen=True)
 class Wish:
     """What to ask: `model` None takes the endpoint's first; `together` prompts are sent alone and at once; `followed`:
-    prompts of token ids for the reference; `tokens`: of each answer that is compared; `ends`: tokens that end an
+    prompts of token ids for the reference; `tokens`: of each answer that is compared; `soak`:
+    requests of that part; `ends`: tokens that end an
     answer, as the model's files say."""
 
     model: str | None = None
@@ -41,6 +42,7 @@ class Wish:
     words: int = 16
     followed: tuple[tuple[int, ...], ...] = ()
     tokens: int = 24
+    soak: int = 0
     ends: tuple[int, ...] = ()
 
 
@@ -299,14 +301,14 @@ async def _cancel(asker: Asker, bodies: list[dict[str, Any]]) -> None:
             *(asker.client.ask(label, asker.dialect.path, body, cut_after=3) for label, body in jobs.items())
         )
         asker.exchanges += left
-        counters = await _settled(asker, f"after_cancel/{again}", usage)
+        counters = await settled(asker, f"after_cancel/{again}", usage)
         usage = counters.values.get("kv_usage")
     after = [await asker(f"after_cancel/{i}", body) for i, body in enumerate(bodies[:2])]
     if all(e.reply.fault in FAULTY for e in after):
         raise GivenUp(f"no request is answered since clients left ({after[0].reply.fault})")
 
 
-async def _settled(asker: Asker, label: str, usage: float | None) -> Counters:
+async def settled(asker: Asker, label: str, usage: float | None) -> Counters:
     """The counters when nothing runs and the cache holds no more than `usage`, or after SETTLE_S seconds."""
     end = asyncio.get_running_loop().time() + SETTLE_S
     while True:

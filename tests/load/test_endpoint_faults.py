@@ -122,6 +122,25 @@ def test_what_is_merely_unusual_raises_nothing(habit: str) -> None:
     assert not_run == {}
 
 
+@pytest.mark.parametrize(
+    ("flags", "pattern"),
+    [((), None), (("leaks_slots",), "held"), (("leaks_cache",), "cache held"), (("hangs_after_cancel",), "hangs")],
+)
+def test_a_soak_tells_what_is_not_given_back(flags: tuple[str, ...], pattern: str | None) -> None:
+    """Would catch an endpoint that runs full over hours, and a soak that cries wolf."""
+    limits = Limits(stall_s=0.4, request_s=1.5) if flags else Limits(stall_s=10, request_s=20)
+    with serving(Endpoint(*flags, delay_s=0.002)) as url:
+        seen = observe(
+            target_of(url), Wish(parts=("soak",), soak=60, words=6), limits=limits, speed=SpeedPlan(requests=1)
+        )
+    answer = judged(seen)["endpoint.soak"]
+    assert sum(seen.observed.soak.values()) == 60
+    assert seen.observed.soak["left"] >= 5
+    patterns = {f.evidence["pattern"] for f in answer.findings}
+    assert answer.outcome.status == ("failed" if pattern else "passed"), answer.outcome.summary
+    assert pattern in patterns if pattern else not patterns
+
+
 def test_parameters_are_classified_and_never_by_status() -> None:
     """Would catch support that is inferred from status 200."""
     states = {n: p.state for n, p in classify(run(parts=("parameters",)).observed).items()}
@@ -133,7 +152,7 @@ def test_a_part_that_was_not_asked_for_is_not_judged() -> None:
     """Would catch checks that fail for want of evidence nobody asked for, and checks that vanish."""
     assert endpoint_checks_of((), reference=False) == ("endpoint.protocol", "endpoint.logprobs")
     assert "endpoint.oracle" in endpoint_checks_of((), reference=True)
-    every = endpoint_checks_of(PARTS, reference=True)
+    every = endpoint_checks_of((*PARTS, "soak"), reference=True)
     assert sorted(every) == sorted(ENDPOINT_CHECKS)
     assert all(module.QUESTION.endswith("?") for module in ENDPOINT_CHECKS.values())
 
