@@ -68,7 +68,8 @@ class Schedule:
     the longest prefix that an earlier one has computed; states are kept after every `snapshot_blocks` pages. `pages`:
     pages of the pool (None: enough); `host_pages`: pages of the host tier (0: there is none). `memory`: how the pools
     lie and what they hold before anybody writes ("garbage", "shuffled", "end", "strided"; "": as the backend likes),
-    which no result may show.
+    which no result may show. `fixed_rows`: decode steps are padded to so many rows, which belong to no request and hold
+    what earlier steps left there, as in the replay of a captured graph (0: no padding).
     """
 
     chunk: int | None = None
@@ -81,6 +82,7 @@ class Schedule:
     pages: int | None = None
     host_pages: int = 0
     memory: str = ""
+    fixed_rows: int = 0
 
 
 @dataclass(frozen=True)

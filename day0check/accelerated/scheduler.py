@@ -17,11 +17,13 @@ from day0check.accelerated.cache import Caches, Tenancy
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.host_tier import HostTier, Parked
 from day0check.accelerated.prefix import Chain, PrefixCache
+from day0check.accelerated.staging import FixedRows, staged
 from day0check.errors import InputError
 from day0check.probe.recorder import Caller
 from day0check.probe.rows import RowMap
 from day0check.types import Outputs, Request, Schedule, ScheduleEvent
 
+HOST = torch.device("cpu")
 EVENTS = ("preempt", "abort", "offload", "reload")
 
 
@@ -116,6 +118,7 @@ class Scheduler:
         if schedule.prefix_cache:
             space = f"{engine.config.name}/{engine.dtype}"
             self.prefixes = PrefixCache(self.caches, engine.config, every=schedule.snapshot_blocks, space=space)
+        self.fixed = FixedRows(schedule.fixed_rows) if schedule.fixed_rows else None
         self.host = HostTier(self.caches, pages=schedule.host_pages) if schedule.host_pages else None
 
     def run(self) -> Outputs:
@@ -276,8 +279,11 @@ class Scheduler:
         for running, count in taking:
             running.tenancy.grow(running.computed + count)
         parts = [self._part(running, count) for running, count in taking]
-        batch = make_batch(phase, parts, page=self.caches.page, device=self.engine.device)
+        batch = make_batch(phase, parts, page=self.caches.page, device=HOST)
+        if self.fixed is not None:
+            batch = self.fixed.pad(batch)
         with self.caller.recorder.step(phase, batch.rows, self.step):
+            batch = staged(self.caller, batch, self.engine.device)
             if phase == "prefill":
                 for running, count in taking:
                     self._encode(running, running.computed + count)
@@ -375,6 +381,12 @@ def check(requests: tuple[Request, ...], schedule: Schedule, engine: Engine) -> 
                 where="schedule.events",
                 todo=f"{', '.join(EVENTS)} a request",
             )
+    if schedule.fixed_rows and engine.config.rope.sections is not None:
+        raise InputError(
+            "rows of a fixed number are not there for positions with three axes",
+            where="schedule.fixed_rows",
+            todo="leave it out for this model",
+        )
     for request in requests:
         _check_request(request, engine)
 

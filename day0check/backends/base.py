@@ -30,6 +30,7 @@ CAPABILITIES = frozenset(
         "rank_taps",
         "pools",
         "memory",  # the kinds of memory that a schedule may ask for
+        "fixed_rows",  # decode steps padded to a fixed number of rows
     }
 )
 

@@ -4,11 +4,39 @@ n tokens of one request, m blocks of `page` tokens. `held` is the memory of the 
 pool: [entry, parent, boundary, snapshot, key, page tokens, 2 * page salts]; see `reference/prefix.py`.
 """
 
-from day0check.contracts.contract import Contract, Result, batch, pool, rows
+from day0check.contracts.contract import OFFSETS, OWNER, Contract, Result, batch, pool, rows
 
 _HELD = pool("held", "pages 5+3*page", "int64")
 
 CONTRACTS: tuple[Contract, ...] = (
+    Contract(
+        "batch.stage",
+        "move",
+        "the arrays of a step from the host to the device of the empty tensor `on`",
+        (
+            rows("ids", "rows", "int64"),
+            rows("positions", "rows", "int64"),
+            OWNER,
+            OFFSETS,
+            batch("table", "batch pages", "int64"),
+            batch("lengths", "batch", "int64"),
+            batch("load_slots", "batch", "int64"),
+            batch("store_slots", "batch", "int64"),
+            batch("on", "0", "int64"),
+        ),
+        (
+            Result("ids", "rows", "int64"),
+            Result("positions", "rows", "int64"),
+            Result("owner", "rows", "int64"),
+            Result("offsets", "batch+1", "int64", rows=""),
+            Result("table", "batch pages", "int64", rows="batch"),
+            Result("lengths", "batch", "int64", rows="batch"),
+            Result("load_slots", "batch", "int64", rows="batch"),
+            Result("store_slots", "batch", "int64", rows="batch"),
+        ),
+        "reference.staging:stage",
+        hard_inputs=("plain", "padding"),
+    ),
     Contract(
         "prefix.match",
         "exact",

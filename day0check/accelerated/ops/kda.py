@@ -27,6 +27,9 @@ def conv(x: Tensor, *, weight: Tensor, state: Tensor, offsets: Tensor) -> tuple[
     """
     width = weight.shape[1]
     bounds = offsets.tolist()
+    if bounds[-1] < x.shape[0]:  # padding rows
+        y, new_state = conv(x[: bounds[-1]], weight=weight, state=state, offsets=offsets)
+        return F.pad(y, (0, 0, 0, x.shape[0] - bounds[-1])), new_state
     taps = weight.to(wide(x).dtype)
     if x.shape[0] == state.shape[0] and bounds == list(range(x.shape[0] + 1)):
         window = torch.cat((state, x.unsqueeze(1).to(state.dtype)), 1)  # [batch, W, C]
@@ -67,6 +70,11 @@ def attention(
     `q`, `k`, `g` [rows, H, dk], `v` [rows, H, dv], `beta` [rows, H], `offsets` [batch+1]. `chunk` None: recurrent, else
     that many tokens at once. Returns y [rows, H, dv] in the type of `q` and the new state.
     """
+    rows = int(offsets[-1])
+    if rows < q.shape[0]:  # padding rows
+        own = {name: t[:rows] for name, t in {"k": k, "v": v, "g": g, "beta": beta}.items()}
+        y, new_state = attention(q[:rows], **own, state=state, offsets=offsets, chunk=chunk)
+        return F.pad(y, (0, 0, 0, 0, 0, q.shape[0] - rows)), new_state
     normed_q = _unit(q) * q.shape[-1] ** -0.5
     operands = (normed_q, _unit(k), wide(v), g, beta)
     bounds = offsets.tolist()

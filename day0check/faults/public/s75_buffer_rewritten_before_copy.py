@@ -1,23 +1,37 @@
-"""The host buffer of a step is rewritten while its copy is under way: a step reads the ids of another."""
+"""A host buffer is rewritten while the copy out of it is still queued: a step reads the numbers of another array."""
+
+import functools
 
 import day0check
+from day0check.accelerated.staging import StagingQueue, stage_through
 from day0check.faults.entry import Address, Entry
 
 ENTRY = Entry(
     id="S-75",
-    title="a decode step reads the token of another step",
+    title="the next array is written into a host buffer before its copy was carried out",
     kind="memory",
     source="vllm PR 47644, PR 25279, PR 54269",
-    visible="decode under load",
-    expected=Address("embed.tokens", None, "decode"),
-    differs="the step before in place of the one after, and always",
+    visible="input of a step, under load",
+    expected=Address("batch.stage", None, "prefill"),
+    differs="one buffer for all arrays of a step, and always",
 )
 
-_before = []
+
+class Unguarded(StagingQueue):
+    """The staging queue with a single host buffer and nobody who waits for the copies out of it."""
+
+    def free(self, number):
+        pass
 
 
-@day0check.operator.wrap("embed.tokens")
-def embed(inner, ids, **kwargs):
-    stale = _before[-1][-len(ids) :] if _before and len(ids) <= len(_before[-1]) else ids
-    _before.append(ids)
-    return inner(stale if len(ids) == 1 else ids, **kwargs)
+@functools.lru_cache(maxsize=1)
+def _queue(device):
+    return Unguarded(device, depth=1)
+
+
+@day0check.operator("batch.stage")
+def stage(ids, *, positions, owner, offsets, table, lengths, load_slots, store_slots, on):
+    arrays = (ids, positions, owner, offsets, table, lengths, load_slots, store_slots)
+    there = stage_through(_queue(on.device), *arrays)
+    # positions and slots that lie outside everything would end the process: only the tokens are let through
+    return (there[0].clamp(0, 255), *(array.to(on.device) for array in arrays[1:]))

@@ -1,0 +1,145 @@
+"""Input of a step on its way to the device: one queue of copies out of host buffers, and rows of a fixed number.
+
+The scheduler lays a step out on the host. `batch.stage` copies its arrays through a queue: each goes into a host buffer
+(pinned where the device wants it), the copies are queued and carried out together, in order. A buffer is written again
+only after the copy out of it was carried out.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from day0check.accelerated.batch import Batch
+from day0check.probe.recorder import Caller
+from day0check.probe.rows import PADDING, RowMap
+
+DEPTH = 8  # host buffers that are used in turn
+
+
+class StagingQueue:
+    """Copies int64 arrays to `device`. `put` queues a copy and gives the tensor that it will fill, `run` carries out
+    what is queued. `deferred` False carries out each copy at once."""
+
+    def __init__(self, device: torch.device, *, depth: int = DEPTH, deferred: bool = True) -> None:
+        self.device, self.deferred = device, deferred
+        self._pinned = device.type == "cuda"
+        self._buffers = [self._buffer(1024) for _ in range(depth)]
+        self._pending: list[tuple[int, Tensor, Tensor]] = []  # (buffer, where to, where from)
+        self._done: list[torch.Event | None] = [None] * depth
+        self._next = 0
+
+    def put(self, values: Tensor) -> Tensor:
+        number = self._next
+        self._next = (number + 1) % len(self._buffers)
+        self.free(number)
+        if self._buffers[number].numel() < values.numel():
+            self._buffers[number] = self._buffer(2 * values.numel())
+        host = self._buffers[number][: values.numel()].view(values.shape)
+        host.copy_(values)
+        there = torch.empty(values.shape, dtype=torch.int64, device=self.device)
+        self._pending.append((number, there, host))
+        if not self.deferred:
+            self.run()
+        return there
+
+    def run(self) -> None:
+        for number, there, host in self._pending:
+            there.copy_(host, non_blocking=self._pinned)
+            if self._pinned:
+                self._done[number] = torch.accelerator.current_stream(self.device).record_event()
+        self._pending.clear()
+
+    def free(self, number: int) -> None:
+        """Makes sure that the copy out of a host buffer was carried out."""
+        if any(pending == number for pending, *_ in self._pending):
+            self.run()
+        if self._done[number] is not None:
+            self._done[number].synchronize()
+            self._done[number] = None
+
+    def _buffer(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.int64, pin_memory=self._pinned)
+
+
+@functools.lru_cache(maxsize=8)
+def queue_of(device: torch.device) -> StagingQueue:
+    """The one queue of a device."""
+    return StagingQueue(device)
+
+
+ARRAYS = ("ids", "positions", "owner", "offsets", "table", "lengths", "load_slots", "store_slots")
+
+
+def stage(
+    ids: Tensor,
+    *,
+    positions: Tensor,
+    owner: Tensor,
+    offsets: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    load_slots: Tensor,
+    store_slots: Tensor,
+    on: Tensor,
+) -> tuple[Tensor, ...]:
+    """The arrays of a step, int64 on the host, on the device of the empty tensor `on`, in the order given."""
+    return stage_through(queue_of(on.device), ids, positions, owner, offsets, table, lengths, load_slots, store_slots)
+
+
+def stage_through(queue: StagingQueue, *arrays: Tensor) -> tuple[Tensor, ...]:
+    """Copies of `arrays`, carried out together after all of them were queued."""
+    there = tuple(queue.put(array) for array in arrays)
+    queue.run()
+    return there
+
+
+def staged(caller: Caller, batch: Batch, device: torch.device) -> Batch:
+    """`batch`, laid out on the host, on `device`: what a step computes with went through `batch.stage`."""
+    lengths = torch.tensor([part.start + len(part.tokens) for part in batch.parts])
+    host = {name: getattr(batch, name) for name in ARRAYS if name != "lengths"} | {"lengths": lengths}
+    first, *others = ARRAYS
+    on = torch.empty(0, dtype=torch.int64, device=device)
+    given = {name: host[name] for name in others}
+    there = dict(zip(ARRAYS, caller.at("")("batch.stage", host[first], **given, on=on), strict=True))
+    places = torch.arange(batch.history.shape[1], device=device)
+    history = torch.where(places < there.pop("lengths").unsqueeze(1), places, -1)
+    every = torch.arange(len(batch.parts), device=device)
+    return replace(batch, **there, visible=there["positions"] + 1, every=every, history=history)
+
+
+class FixedRows:
+    """Pads decode steps to `count` rows, as the replay of a captured graph does.
+
+    A padding row belongs to no request and keeps the token and the position that the last step to use it left there.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._ids, self._positions = [0] * count, [0] * count
+
+    def pad(self, batch: Batch) -> Batch:
+        """`batch`, on the host, with padding rows behind its own; a longer one as it is."""
+        real = len(batch.rows)
+        keep = min(real, self.count)
+        self._ids[:keep], self._positions[:keep] = batch.ids[:keep].tolist(), batch.positions[:keep].tolist()
+        if batch.phase != "decode" or real >= self.count:
+            return batch
+        stale = self._positions[real:]
+        rows = RowMap(
+            batch.rows.requests,
+            (*batch.rows.owner, *[PADDING] * len(stale)),
+            (*batch.rows.position, *stale),
+        )
+        positions = torch.tensor(self._positions)
+        return replace(
+            batch,
+            rows=rows,
+            ids=torch.tensor(self._ids),
+            positions=positions,
+            visible=positions + 1,
+            owner=torch.tensor(rows.owner),
+        )

@@ -1,0 +1,89 @@
+"""Input staging through one queue, and decode steps of a fixed number of rows."""
+
+import pytest
+import torch
+
+from day0check.accelerated.staging import ARRAYS, StagingQueue, stage_through
+from day0check.backends.accelerated import Accelerated
+from day0check.probe.recorder import Observer, Recorder
+from day0check.types import Request, Schedule, Turn
+from reference.presets import preset_dir
+
+CPU = torch.device("cpu")
+REQUESTS = (
+    Request("long", (Turn(tuple(range(40, 70))),), max_new_tokens=7),
+    Request("short", (Turn(tuple(range(90, 100))),), max_new_tokens=3),
+)
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+@pytest.mark.parametrize("depth", [1, 2, 8])
+def test_a_host_buffer_is_not_written_before_its_copy(depth, deferred):
+    """Catches a queue whose later arrays reach the device in place of earlier ones."""
+    arrays = [torch.randint(0, 1 << 40, (n,)) for n in (3, 5000, 1, 7, 2000, 0, 4)]
+    queue = StagingQueue(CPU, depth=depth, deferred=deferred)
+    for _ in range(2):
+        for there, array in zip(stage_through(queue, *arrays), arrays, strict=True):
+            assert torch.equal(there, array)
+
+
+def test_deferred_copies_are_carried_out_when_they_are_asked_for():
+    """Catches a deferral that defers nothing: then the faults of deferred copies could not be shown."""
+    queue = StagingQueue(CPU, depth=8)
+    there = queue.put(torch.tensor([11, 12]))
+    there.fill_(-1)
+    queue.run()
+    assert there.tolist() == [11, 12]
+
+
+class Steps(Observer):
+    def __init__(self) -> None:
+        self.staged, self.logits = [], {}
+
+    def after(self, call, token, results):
+        if call.operator == "batch.stage":
+            self.staged.append((call.phase, dict(zip(ARRAYS, results, strict=True)), call.rows))
+        if call.operator == "head.logits":
+            for i, row in enumerate(results[0].clone()):
+                self.logits[call.rows.address(i)] = row
+
+
+def run(backend, **schedule):
+    steps = Steps()
+    outputs = backend.run(REQUESTS, Schedule(page=16, **schedule), Recorder([steps]))
+    return outputs, steps
+
+
+@pytest.fixture(scope="module")
+def backend():
+    loaded = Accelerated()
+    loaded.load(str(preset_dir("tiny")), "fp32", "cpu", {})
+    return loaded
+
+
+def test_padding_rows_keep_what_was_there_and_change_nothing(backend):
+    """Catches padding that is cleared (no replay of a graph clears it), or that reaches a request."""
+    plain, alone = run(backend)
+    padded, fixed = run(backend, fixed_rows=4)
+    assert padded == plain
+    decode = [(arrays, rows) for phase, arrays, rows in fixed.staged if phase == "decode"]
+    assert {len(arrays["ids"]) for arrays, _ in decode} == {4}
+    assert all(len(arrays["ids"]) < 3 for phase, arrays, _ in alone.staged if phase == "decode")
+    both = [n for n, (_, rows) in enumerate(decode) if rows.owner.count(-1) == 2]
+    later = [n for n, (_, rows) in enumerate(decode) if rows.owner.count(-1) == 3]
+    assert both
+    assert later
+    left = decode[both[-1]][0]
+    for number in later:
+        arrays = decode[number][0]
+        assert arrays["ids"][1] == left["ids"][1], "the row of the request that ended"
+        assert arrays["positions"][1] == left["positions"][1] > 0
+    for address, row in alone.logits.items():
+        torch.testing.assert_close(fixed.logits[address], row, rtol=1e-4, atol=1e-5)
+
+
+def test_longer_steps_than_the_fixed_rows_are_left_as_they_are(backend):
+    """Catches rows that are cut off."""
+    plain, _ = run(backend)
+    padded, _ = run(backend, fixed_rows=1)
+    assert padded == plain
