@@ -23,6 +23,7 @@ from reference.image_grid import image_grid
 from reference.layers import just_call
 from reference.model import Model
 from reference.vision import preprocess, preprocess_in_budget
+from reference.vision_tower import of_patches
 from reference.weights import Checkpoint
 
 UPSTREAM_VERSION = "5.24.0"
@@ -344,6 +345,48 @@ def reference_errors(families: tuple[str, ...] = (), seeds: tuple[int, ...] = (0
                 worst = max((o.error for o in kept), default=math.nan)
                 name = str(dtype).removeprefix("torch.")
                 yield Row(family, mode, name, worst, bound, len(kept), len(own) - len(kept))
+
+
+CLIPS = ((2, 4, 6), (1, 4, 4), (3, 2, 8), (4, 8, 8), (1, 8, 8))  # the table has 8 x 8 places and 4 frames
+
+
+def clip_features(pair: Pair, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of drawn patches on both sides: upstream takes patches [P, 3, 14, 14] and a grid for each clip. Its
+    temporal table was made before anything was widened, so it is made anew."""
+    for module in (m for m in pair.upstream.modules() if hasattr(m, "compute_pos_embed")):
+        with precision(pair.dtype):
+            module.time_position_embeddings = module.compute_pos_embed()
+    count = sum(t * h * w for t, h, w in CLIPS)
+    patches = torch.randn(count, 3, 14, 14, generator=torch.Generator().manual_seed(seed)).to(pair.dtype)
+    with torch.no_grad(), precision(pair.dtype):
+        found = pair.upstream.get_image_features(patches, torch.tensor(CLIPS)).pooler_output
+    expected = torch.cat(list(found)) if isinstance(found, (list, tuple)) else found
+    top = pair.ours._here("vision", "", just_call)
+    return of_patches(top, patches.double().flatten(1), grids=CLIPS), expected
+
+
+def clip_errors() -> Iterator[Row]:
+    """The rows of clips: the tower of Kimi K2.5 on patches of several frames."""
+    for dtype, bound in BOUNDS.items():
+        with tempfile.TemporaryDirectory() as directory:
+            pair = saved_by_upstream("kimi-k2.5", Path(directory), seed=0, dtype=dtype)
+            errors = [relative_error(*clip_features(pair, seed=seed)) for seed in range(3)]
+        yield Row("kimi-k2.5", "tower, clips", str(dtype).removeprefix("torch."), max(errors), bound, len(errors), 0)
+
+
+def draft_errors() -> Iterator[Row]:
+    """The rows of draft layers."""
+    from drafting import CONFIGS, Drafting, outcome
+
+    for family in CONFIGS:
+        for dtype, bound in BOUNDS.items():
+            with tempfile.TemporaryDirectory() as directory:
+                drafting = Drafting(family, Path(directory), dtype)
+                found = [outcome(drafting, seed) for seed in range(3)]
+            kept = [o for o in found if o.counts(dtype)]
+            worst = max((o.error for o in kept), default=math.nan)
+            name = str(dtype).removeprefix("torch.")
+            yield Row(family, "draft layer", name, worst, bound, len(kept), len(found) - len(kept))
 
 
 def expert_layer_errors() -> Iterator[Row]:

@@ -8,16 +8,14 @@ from crosscheck import (
     BOUNDS,
     assert_reads_what_upstream_saved,
     assert_upstream_reads_what_we_write,
+    clip_features,
     error_of_other_reading,
-    precision,
     relative_error,
     saved_by_upstream,
 )
 
 from reference import vision
-from reference.layers import just_call
 from reference.presets import preset_dir
-from reference.vision_tower import of_patches
 
 FAMILY = "kimi-k2.5"
 
@@ -50,30 +48,12 @@ def test_the_other_reading_of_an_image_is_seen(tmp_path, change):
     assert error_of_other_reading(pair, lambda c: replace(c, vision=change(c.vision)), kind="image") > 1e-5
 
 
-CLIPS = ((2, 4, 6), (1, 4, 4), (3, 2, 8), (4, 8, 8), (1, 8, 8))  # the table has 8 x 8 places and 4 frames
-
-
-def clip_features(pair, grids, seed):
-    """Features of drawn patches on both sides: upstream takes patches [P, 3, 14, 14] and a grid for each clip. Its
-    temporal table was made before anything was widened, so it is made anew."""
-    for module in (m for m in pair.upstream.modules() if hasattr(m, "compute_pos_embed")):
-        with precision(pair.dtype):
-            module.time_position_embeddings = module.compute_pos_embed()
-    count = sum(t * h * w for t, h, w in grids)
-    patches = torch.randn(count, 3, 14, 14, generator=torch.Generator().manual_seed(seed)).to(pair.dtype)
-    with torch.no_grad(), precision(pair.dtype):
-        found = pair.upstream.get_image_features(patches, torch.tensor(grids)).pooler_output
-    expected = torch.cat(list(found)) if isinstance(found, (list, tuple)) else found
-    top = pair.ours._here("vision", "", just_call)
-    return of_patches(top, patches.double().flatten(1), grids=grids), expected
-
-
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_clips_of_several_frames(tmp_path, dtype):
     """Catches a temporal part that stills get too, that the first frame of a clip does not get or whose two halves are
     changed over, frames that do not see each other, and a merger that does not average them."""
     pair = saved_by_upstream(FAMILY, tmp_path / "model", seed=0, dtype=dtype)
-    ours, theirs = clip_features(pair, CLIPS, seed=3)
+    ours, theirs = clip_features(pair, seed=3)
     assert ours.shape == theirs.shape
     assert relative_error(ours, theirs) <= BOUNDS[dtype]
 
@@ -87,7 +67,7 @@ def test_the_other_reading_of_a_clip_is_seen(tmp_path, monkeypatch):
         lambda frames, width: 0 * temporal(frames, width),
     ):
         monkeypatch.setattr(vision, "_temporal", other)
-        assert relative_error(*clip_features(pair, CLIPS, seed=3)) > 1e-4
+        assert relative_error(*clip_features(pair, seed=3)) > 1e-4
 
 
 def test_the_other_reading_of_yarn_is_seen(tmp_path):
