@@ -17,6 +17,8 @@ from day0check.load.traffic import Load, OwnCost
 
 QUANTILES = (50, 90, 95, 99)
 FEWEST_FOR_P99 = 100  # below this the p99 is the maximum under another name, and is left out
+CURVES = ("ttft_ms", "itl_ms", "e2e_ms")
+CURVE_STEPS, TIMELINE_STEPS = 20, 48
 MOST_LAG_MS = 5.0
 MOST_LAG_SHARE = 0.1  # of the median chunk gap or first-token time: more than that is the client's own time
 MOST_CPU_SHARE = 0.85
@@ -146,8 +148,31 @@ def summary(samples: Sequence[Timing], load: Load, *, slos: Mapping[str, float])
             "share": met / len(samples) if samples else 0.0,
             "goodput_requests_per_s": met / seconds,
         }
+    row["curves"] = {name: curve([v for s in good if (v := getattr(s, name)) is not None]) for name in CURVES}
+    row["timeline"] = timeline(samples, load)
     row["client_bound"] = client_bound(load.own, row)
     return row
+
+
+def curve(values: Sequence[float]) -> list[float]:
+    """Quantiles from 0 to 100 % in equal steps; [] for no values."""
+    return [quantile(values, 100 * i / CURVE_STEPS) for i in range(CURVE_STEPS + 1)] if values else []
+
+
+def timeline(samples: Sequence[Timing], load: Load) -> dict[str, Any]:
+    """Mean number of requests in flight, and output tokens per second as their chunks came, in equal steps."""
+    begin, seconds = load.begin_ns, max((load.end_ns - load.begin_ns) / 1e9, 1e-9)
+    step_s = seconds / TIMELINE_STEPS
+    flight, tokens = [0.0] * TIMELINE_STEPS, [0.0] * TIMELINE_STEPS
+    for reply, sample in zip(load.replies, samples, strict=False):
+        since, until = (reply.sent_ns - begin) / 1e9, (reply.end_ns - begin) / 1e9
+        for place in range(TIMELINE_STEPS):
+            overlap = min(until, (place + 1) * step_s) - max(since, place * step_s)
+            flight[place] += max(0.0, overlap) / step_s
+        for at_ns, _ in reply.reads:
+            place = min(TIMELINE_STEPS - 1, max(0, int((at_ns - begin) / 1e9 / step_s)))
+            tokens[place] += sample.output_tokens / len(reply.reads) / step_s
+    return {"step_s": step_s, "in_flight": flight, "output_tokens_per_s": tokens}
 
 
 def own_figures(own: OwnCost, tokens: int) -> dict[str, Any]:

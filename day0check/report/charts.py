@@ -29,8 +29,7 @@ def drift_chart(case: str, rows: Sequence[dict[str, Any]], *, limit: float = 1.1
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    salt = hashlib.sha256(case.encode("utf-8", "replace")).hexdigest()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif"}):
+    with matplotlib.rc_context(svg_settings(case)):
         figure = Figure(figsize=(7.2, 3.0), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
@@ -39,7 +38,7 @@ def drift_chart(case: str, rows: Sequence[dict[str, Any]], *, limit: float = 1.1
         _dress(axes, rows)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    return _inline(out.getvalue(), f"Error by layer of case {case}")
+    return inline_svg(out.getvalue(), f"Error by layer of case {case}")
 
 
 def _draw_phase(axes: Any, rows: Sequence[dict[str, Any]], phase: str, limit: float) -> None:
@@ -71,7 +70,13 @@ def _dress(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
     axes.legend(fontsize=8, frameon=False, loc="best")
 
 
-def _inline(svg: str, title: str) -> str:
+def svg_settings(name: str) -> dict[str, str]:
+    """Matplotlib's settings for a chart that is the same bytes whenever it is drawn."""
+    salt = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()
+    return {"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif"}
+
+
+def inline_svg(svg: str, title: str) -> str:
     """Only the <svg> element, sized by the page, with ids that no other chart of the page shares."""
     body = svg[svg.index("<svg") :].rstrip()
     body = re.sub(r'^(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)

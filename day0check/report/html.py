@@ -21,6 +21,7 @@ from day0check.report.rows import (
     operator_table,
     split,
 )
+from day0check.report.service import services
 from day0check.types import Finding, Verdict, to_json
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -70,6 +71,7 @@ def _view(verdict: Verdict, raw: str) -> dict[str, Any]:
     )
     baseline = baseline_section(verdict)
     measured = measured_pairs(verdict)
+    served = services(verdict)
     first = verdict.first_fault
     return {
         "status": verdict.status,
@@ -80,7 +82,7 @@ def _view(verdict: Verdict, raw: str) -> dict[str, Any]:
         "model": str(verdict.model.get("name", "")),
         "profile": verdict.profile,
         "facts": facts(verdict),
-        "sections": _sections(bool(findings), baseline is not None, bool(measured)),
+        "sections": _sections(bool(findings), baseline is not None, bool(measured), bool(served)),
         "blockers": [f for f in findings if f.state == "failed"],
         "lesser": [f for f in findings if f.state != "failed"],
         "matrix": check_matrix(verdict),
@@ -91,6 +93,7 @@ def _view(verdict: Verdict, raw: str) -> dict[str, Any]:
         "charts": tuple(_Chart(title, Markup(svg)) for title, svg in _charts(verdict)),
         "choices": split(choice_table(verdict)),
         "operators": operator_table(verdict),
+        "services": [(s, [_Chart(title, Markup(svg)) for title, svg in s.charts]) for s in served],
         "measured": measured,
         "environment": words.pairs(to_json(verdict.environment)),
         "raw": raw,
@@ -149,12 +152,13 @@ def _finding(finding: Finding, index: int) -> _Finding:
     )
 
 
-def _sections(findings: bool, baseline: bool, measured: bool) -> list[tuple[str, str]]:
+def _sections(findings: bool, baseline: bool, measured: bool, served: bool) -> list[tuple[str, str]]:
     every = [
         ("findings", "Findings", findings),
         ("checks", "Checks", True),
         ("not-run", "Not run", True),
         ("baseline", "Baseline", baseline),
+        ("services", "Service", served),
         ("drift", "Error by layer", True),
         ("choices", "Choices", True),
         ("operators", "Operators", True),

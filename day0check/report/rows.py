@@ -140,8 +140,8 @@ def _statistics(statistics: Mapping[str, Any], limits: Mapping[str, Any]) -> str
 
 
 def measured_pairs(verdict: Verdict) -> list[tuple[str, str]]:
-    """Times and bytes, without the comparison with a baseline, which has a section of its own."""
-    record = to_json({k: v for k, v in verdict.measured.items() if k != "baseline"})
+    """Times and bytes, without what has a section of its own."""
+    record = to_json({k: v for k, v in verdict.measured.items() if k not in ("baseline", "endpoint", "service")})
     return _pairs(record, "")
 
 

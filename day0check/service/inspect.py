@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from day0check.checks import service_operators, service_start
 from day0check.checks.endpoint import CASE, endpoint_checks_of, judge_endpoint
-from day0check.checks.endpoint_interference import most_at_once
+from day0check.checks.endpoint_interference import Row, most_at_once, rows
 from day0check.checks.evidence import Answer
 from day0check.contracts.profiles import profile_named
 from day0check.load.client import Limits, Target, target_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from reference.config import ModelConfig
 
 Tell = Callable[[str], None]
+MOST_ROWS = 64  # of the interference table
 CHECKS = (service_start.NAME, service_operators.NAME)
 
 
@@ -109,6 +110,21 @@ def figures(observed: Observed) -> dict[str, Any]:
         "requests": len(observed.exchanges),
         "most_in_flight": most_at_once(together),
         "counters": {c.label: c.values for c in observed.counters},
+        "interference": [_row(r) for r in rows(observed)[:MOST_ROWS]],
+        "soak": dict(observed.soak),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    beside, repeat = row.beside, row.repeat
+    return {
+        "label": row.label,
+        "same_text": beside.same_text,
+        "token": beside.at,
+        "margin": beside.margin,
+        "delta_logprob": beside.delta,
+        "repeat_same_text": repeat.same_text,
+        "repeat_delta_logprob": repeat.delta,
     }
 
 

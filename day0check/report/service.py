@@ -1,0 +1,117 @@
+"""The part of the page on a service: its start, its load phase by phase, and requests beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from day0check.report import service_charts, words
+from day0check.report.rows import Line, Table
+from day0check.types import Verdict
+
+KEYS = ("endpoint", "service")  # of `measured`: shown here and not among times and memory
+WARMUP = "warmup"
+
+
+@dataclass(frozen=True)
+class Service:
+    """One endpoint. `charts`: (title, SVG)."""
+
+    name: str
+    sentence: str
+    charts: tuple[tuple[str, str], ...]
+    tables: tuple[Table, ...]
+
+
+def services(verdict: Verdict) -> tuple[Service, ...]:
+    """What was measured of each service of the verdict, in order of its name."""
+    measured = verdict.measured
+    found = {"endpoint": measured["endpoint"]} if isinstance(measured.get("endpoint"), Mapping) else {}
+    found |= {str(k): v for k, v in (measured.get("service") or {}).items() if isinstance(v, Mapping)}
+    return tuple(_service(name, figures) for name, figures in sorted(found.items()))
+
+
+def _service(name: str, figures: Mapping[str, Any]) -> Service:
+    phases = {k: p for k, p in (figures.get("load") or {}).items() if isinstance(p, Mapping) and k != WARMUP}
+    charts = (
+        ("Latency distributions", service_charts.latency_chart(name, phases)),
+        ("Throughput against latency", service_charts.throughput_chart(name, phases)),
+        ("Timeline", service_charts.timeline_chart(name, phases)),
+    )
+    tables = (_start(figures), _phases(figures.get("load") or {}), _interference(figures), _counters(figures))
+    return Service(
+        name,
+        f"{words.count(int(figures.get('requests', 0)), 'request')} asked one by one or in groups, "
+        f"{words.count(int(figures.get('most_in_flight', 0)), 'request')} in flight at the most.",
+        tuple((title, svg) for title, svg in charts if svg),
+        tuple(t for t in tables if t.rows),
+    )
+
+
+def _start(figures: Mapping[str, Any]) -> Table:
+    start = figures.get("start") or {}
+    lines = [(f"step: {step}", s) for step, s in (start.get("steps") or {}).items()]
+    lines += [(f"until {what}", start[what]) for what in ("listening", "ready") if what in start]
+    lines += [("to stop", start["stopping"])] if "stopping" in start else []
+    return Table(
+        ("start", "seconds"), tuple(Line((n, words.number(s))) for n, s in lines), "Start and end", state_at=-1
+    )
+
+
+def _phases(load: Mapping[str, Any]) -> Table:
+    head = (
+        *("phase", "requests", "failed", "first token p50", "p90", "p99", "per token p50", "TPOT p50", "whole p50"),
+        *("tokens/s", "requests/s", "within objectives", "client µs/token", "client lag p90", "note"),
+    )
+    lines = []
+    for name, p in load.items():
+        ttft, slo = p.get("ttft_ms", {}), p.get("slo")
+        lag = p.get("client", {}).get("loop_lag_ms", {})
+        cells = (
+            name,
+            words.number(p.get("requests")),
+            words.number(p.get("failed")),
+            *(_ms(ttft.get(q)) for q in ("p50", "p90", "p99")),
+            *(_ms(p.get(k, {}).get("p50")) for k in ("itl_ms", "tpot_ms", "e2e_ms")),
+            words.number(p.get("output_tokens_per_s")),
+            words.number(p.get("requests_per_s")),
+            f"{slo['share']:.1%}" if slo else "–",
+            words.number(p.get("client", {}).get("cpu_us_per_token")),
+            _ms(lag.get("p90")),
+            str(p.get("failure") or p.get("client_bound") or "–"),
+        )
+        lines.append(Line(cells, "failed" if p.get("failed") else "not_run" if p.get("client_bound") else ""))
+    return Table(head, tuple(lines), "Load", state_at=0)
+
+
+def _ms(value: Any) -> str:
+    return "–" if value is None else f"{value:.3g} ms"
+
+
+def _interference(figures: Mapping[str, Any]) -> Table:
+    """Every prompt beside others against itself alone, with the noise of its own repeat beside it."""
+    lines = []
+    for row in figures.get("interference") or ():
+        same = row.get("same_text")
+        cells = (
+            "same" if same else "differs",
+            str(row.get("label", "")),
+            words.number(row.get("token")),
+            words.number(row.get("margin")),
+            words.number(row.get("delta_logprob")),
+            words.number(row.get("repeat_delta_logprob")),
+            "same" if row.get("repeat_same_text") else "differs",
+        )
+        lines.append(Line(cells, "passed" if same else "note"))
+    head = ("text", "request", "from token", "margin there", "|Δ log-prob.|", "of its repeat", "repeat")
+    return Table(head, tuple(lines), "Beside others against alone")
+
+
+def _counters(figures: Mapping[str, Any]) -> Table:
+    counters = {k: v for k, v in (figures.get("counters") or {}).items() if v}
+    names = sorted({name for values in counters.values() for name in values})
+    lines = tuple(
+        Line((moment, *(words.number(values.get(name)) for name in names))) for moment, values in counters.items()
+    )
+    return Table(("moment", *(n.replace("_", " ") for n in names)), lines, "Its own counters", state_at=-1)
