@@ -208,7 +208,8 @@ import sys, types
 class Anything:
     def __getattr__(self, name): return Anything()
     def __call__(self, *a, **k): return Anything()
-names = ("torch", "torch.multiprocessing", "torch.multiprocessing.reductions", "torch.nn", "torch.nn.functional")
+names = ("torch", "torch.multiprocessing", "torch.multiprocessing.reductions", "torch.nn", "torch.nn.functional",
+         "torch.utils", "torch.utils._python_dispatch", "torch.utils._pytree")
 for name in names:
     module = types.ModuleType(name)
     module.__getattr__ = lambda attribute: type(attribute, (), {})
