@@ -34,6 +34,21 @@ class Duration(click.ParamType):
         return seconds
 
 
+class Bytes(click.ParamType):
+    """Bytes from `4096`, `512M`, `8G` or `1.5T`; the letters count in powers of 1024."""
+
+    name = "bytes"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value).strip())
+        size = int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " ")) if match else 0
+        if size <= 0:
+            self.fail(f"{value!r} is no number of bytes above zero: write 4096, 512M or 8G", param, ctx)
+        return size
+
+
 def today() -> datetime.date:
     return datetime.datetime.now(datetime.UTC).date()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from day0check.cli.options import Duration
+from day0check.cli.options import Bytes, Duration
 from day0check.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MIB = 1 << 20
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option("--api-key", envvar="DAY0CHECK_API_KEY", metavar="KEY", help="Asked for on /v1, as a bearer token.")
 @click.option("--device", default="cpu", show_default=True, help="As torch names it.")
-@click.option("--profile", default="bf16", show_default=True, help="bf16 or fp32.")
+@click.option("--profile", default="bf16", show_default=True, help="bf16, fp8-cache or fp32.")
 @click.option("--ops", metavar="FILE.py", help="Operators that replace those of the engine.")
 @click.option("--scheduler", metavar="FILE.py:NAME", help="A subclass of the server's scheduler, in its place.")
 @click.option("--judge", type=click.Path(path_type=Path), metavar="FILE", help="Replay the serve operators; kept here.")
@@ -34,6 +34,11 @@ MIB = 1 << 20
 @click.option("--chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt rows in a step.")
 @click.option("--page", type=click.IntRange(1), default=64, show_default=True, help="Positions of a cache page.")
 @click.option("--pages", type=click.IntRange(1), help="Pages of the cache.  [default: enough for all]")
+@click.option("--cache-bytes", type=Bytes(), help="For pages and states, as 512M or 8G.  [default: enough for all]")
+@click.option("--host-bytes", type=Bytes(), help="Of the host tier, for requests that must give way.  [default: none]")
+@click.option("--prefix-cache", is_flag=True, help="Begin behind prefixes that earlier requests have computed.")
+@click.option("--snapshot-blocks", type=click.IntRange(1), default=1, show_default=True, help="Pages between states.")
+@click.option("--mixed", is_flag=True, help="Single tokens ride along in steps of prompts.")
 @click.option("--max-model-len", type=click.IntRange(2), help="Positions of a request.  [default: the model's]")
 @click.option("--max-body-mib", type=click.IntRange(1), default=64, show_default=True, help="Of a request.")
 @click.option("--max-image-mib", type=click.IntRange(1), default=20, show_default=True, help="Of an image file.")
@@ -76,19 +81,21 @@ def _judge(service: Any) -> ServingJudge:
 def make_service(given: dict[str, Any]) -> Any:
     """The service of these options; nothing is loaded yet. Raises UsageError and InputError for bad names."""
     from day0check.accelerated.ops import TABLE, WEIGHTS
+    from day0check.accelerated.records import Formats
     from day0check.accelerated.server.engine_thread import EngineOptions, EngineThread
     from day0check.accelerated.server.http import HttpOptions, Service
     from day0check.accelerated.server.images import ImageLimits
     from day0check.accelerated.server.live import Live
     from day0check.accelerated.server.metrics import Metrics
-    from day0check.backends.accelerated import DTYPES, find_device
+    from day0check.backends.accelerated import CACHING, DTYPES, FP8_CACHE, find_device
     from day0check.backends.loader import find_subclass, lay_over, read_operators
     from day0check.cli.resolve import find_model
     from day0check.probe.registry import Operators
 
-    if given["profile"] not in DTYPES:
+    dtypes = DTYPES | CACHING
+    if given["profile"] not in dtypes:
         raise UsageError(
-            f"the server has no profile {given['profile']!r}", where="--profile", todo=f"use {', '.join(DTYPES)}"
+            f"the server has no profile {given['profile']!r}", where="--profile", todo=f"use {', '.join(dtypes)}"
         )
     operators = Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state"))
     if given["ops"] is not None:
@@ -98,7 +105,7 @@ def make_service(given: dict[str, Any]) -> Any:
     engine = EngineThread(
         EngineOptions(
             model_dir=Path(model.directory),
-            dtype=DTYPES[given["profile"]],
+            dtype=dtypes[given["profile"]],
             device=find_device(given["device"]),
             page=given["page"],
             max_batch=given["max_batch"],
@@ -106,6 +113,12 @@ def make_service(given: dict[str, Any]) -> Any:
             pages=given["pages"],
             max_model_len=given["max_model_len"],
             max_waiting=given["max_waiting"],
+            mixed=given["mixed"],
+            prefix_cache=given["prefix_cache"],
+            snapshot_blocks=given["snapshot_blocks"],
+            cache_bytes=given["cache_bytes"],
+            host_bytes=given["host_bytes"] or 0,
+            formats=FP8_CACHE if given["profile"] in CACHING else Formats(),
         ),
         operators,
         Metrics(name),

@@ -14,7 +14,10 @@ from typing import Any
 
 import torch
 
+from day0check.accelerated.budget import Partition, partition, sizes_of
 from day0check.accelerated.engine import Engine
+from day0check.accelerated.prefix import PrefixCounters
+from day0check.accelerated.records import Formats
 from day0check.accelerated.server.answer import Answer
 from day0check.accelerated.server.live import Live
 from day0check.accelerated.server.metrics import Metrics
@@ -33,7 +36,10 @@ STALL_SECONDS = 60.0  # a step that takes longer is taken for a hang
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """`pages` None: as many as `max_batch` requests of `max_model_len` positions fill."""
+    """`pages` None: what `cache_bytes` holds, or as many as `max_batch` requests of `max_model_len` positions fill.
+
+    `mixed`, `prefix_cache` and `snapshot_blocks` as in `types.Schedule`; `host_bytes`: of the host tier, 0 for none.
+    """
 
     model_dir: Path
     dtype: torch.dtype
@@ -45,6 +51,12 @@ class EngineOptions:
     max_model_len: int | None = None  # None: all that the model has, within the pages
     max_waiting: int = 64
     stall_seconds: float = STALL_SECONDS
+    mixed: bool = False
+    prefix_cache: bool = False
+    snapshot_blocks: int = 1
+    cache_bytes: int | None = None
+    host_bytes: int = 0
+    formats: Formats | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,7 @@ class EngineThread:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._open: dict[str, Answer] = {}
         self._lock = threading.Lock()
-        self._counted = (0, 0, 0)  # preemptions, prompt and generated tokens that the metrics know of
+        self._counted = (0,) * len(metrics.counted())  # of `_counts`, what the metrics know of
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # ------------------------------------------------------------------------------------- from other threads
@@ -239,8 +251,7 @@ class EngineThread:
         metrics.cache.set(1 - len(live.caches.pages) / live.pages)
         metrics.free_pages.set(len(live.caches.pages))
         metrics.free_slots.set(len(live.caches.slots))
-        now = (live.preemptions, live.prompt_tokens, live.generated_tokens)
-        counters = (metrics.preemptions, metrics.prompt_tokens, metrics.generation_tokens)
+        now, counters = _counts(live), metrics.counted()
         for counter, value, before in zip(counters, now, self._counted, strict=True):
             counter.inc(value - before)
         self._counted = now
@@ -261,21 +272,42 @@ class EngineThread:
             self.vocabulary = read_vocabulary(o.model_dir, self.config)
             note(f"{len(checkpoint.names())} tensors")
         with self._measured("load weights"):
-            engine = Engine(checkpoint, dtype=o.dtype, device=o.device, layouts=self.operators.layouts)
+            layouts = self.operators.layouts
+            engine = Engine(checkpoint, dtype=o.dtype, device=o.device, layouts=layouts, formats=o.formats)
         with self._measured("verify weights") as note:
             note(verify_weights(checkpoint, engine))
         with self._measured("partition pools") as note:
             length = min(o.max_model_len or self.config.max_positions, self.config.max_positions)
-            pages = o.pages or o.max_batch * -(-length // o.page)
-            self.max_model_len = min(length, pages * o.page)
-            caches = engine.caches(pages=pages, page=o.page, slots=o.max_batch)
-            schedule = Schedule(chunk=o.chunk, page=o.page, max_batch=o.max_batch)
-            self._live = self._kind(engine, schedule, Caller(self.operators), caches=caches)
-            note(f"{pages} pages of {o.page} positions, {o.max_batch} slots")
+            parts = self._partition(engine, -(-length // o.page))
+            self.max_model_len = min(length, parts.pages * o.page)
+            sizes = {"pages": parts.pages, "page": o.page, "slots": parts.slots, "snapshots": parts.snapshots}
+            schedule = Schedule(
+                chunk=o.chunk,
+                page=o.page,
+                max_batch=o.max_batch,
+                mixed=o.mixed,
+                prefix_cache=o.prefix_cache,
+                snapshot_blocks=o.snapshot_blocks,
+                host_pages=parts.host_pages,
+            )
+            self._live = self._kind(engine, schedule, Caller(self.operators), caches=engine.caches(**sizes))
+            note(f"{parts} ({o.page} positions a page)")
         with self._measured("warm up operators") as note:
             note(warm_up(self._live, self.config, images=True))
-        self._counted = (self._live.preemptions, self._live.prompt_tokens, self._live.generated_tokens)
+        self._counted = _counts(self._live)
         self._book()
+
+    def _partition(self, engine: Engine, longest: int) -> Partition:
+        o = self.options
+        return partition(
+            sizes_of(self.config, page=o.page, dtype=o.dtype, formats=engine.formats),
+            slots=o.max_batch,
+            longest=longest,
+            cache_bytes=o.cache_bytes,
+            pages=o.pages,
+            snapshot_blocks=o.snapshot_blocks if o.prefix_cache else None,
+            host_bytes=o.host_bytes,
+        )
 
     @contextmanager
     def _measured(self, name: str) -> Any:
@@ -285,3 +317,18 @@ class EngineThread:
         step = StartStep(name, time.monotonic() - begin, "; ".join(notes))
         self.state.steps.append(step)
         self.metrics.start_up(name, step.seconds)
+
+
+def _counts(live: Live) -> tuple[int, ...]:
+    """What has happened since the start, in the order of `Metrics.counted`."""
+    prefix = live.prefixes.counters if live.prefixes is not None else PrefixCounters()
+    return (
+        live.preemptions,
+        live.prompt_tokens,
+        live.generated_tokens,
+        live.offloads,
+        prefix.query_tokens,
+        prefix.hit_tokens,
+        prefix.hit_blocks,
+        prefix.evicted_blocks,
+    )

@@ -29,6 +29,11 @@ class Metrics:
             "vllm:prompt_tokens", "Tokens of prompts that have been computed to their end."
         )
         self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens of answers.")
+        self.offloads = self._counter("day0check:offloads", "Preempted requests whose memory went to the host tier.")
+        self.prefix_queries = self._counter("vllm:prefix_cache_queries", "Tokens looked for in the prefix cache.")
+        self.prefix_hits = self._counter("vllm:prefix_cache_hits", "Tokens found there, which were not computed.")
+        self.prefix_blocks = self._counter("day0check:prefix_cache_hit_blocks", "Blocks found in the prefix cache.")
+        self.prefix_evicted = self._counter("day0check:prefix_cache_evicted_blocks", "Blocks given up for new pages.")
         self.steps = self._counter("day0check:steps", "Steps of the engine.")
         self._finished = Counter(
             "vllm:request_success", "Requests that ended.", ("model_name", "finished_reason"), registry=self.registry
@@ -46,6 +51,19 @@ class Metrics:
         self.answer_size = self._histogram("vllm:request_generation_tokens", "Tokens of the answer.", TOKENS)
         self.process = self._gauge("process_start_time_seconds", "Unix time of the start.")
         self.process.set(time.time())
+
+    def counted(self) -> tuple[Counter, ...]:
+        """The counters that follow the scheduler's own, in its order."""
+        return (
+            self.preemptions,
+            self.prompt_tokens,
+            self.generation_tokens,
+            self.offloads,
+            self.prefix_queries,
+            self.prefix_hits,
+            self.prefix_blocks,
+            self.prefix_evicted,
+        )
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, ("model_name",), registry=self.registry).labels(self._model)

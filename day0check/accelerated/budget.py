@@ -1,0 +1,104 @@
+"""How a budget of bytes becomes pools: state slots first, then pages and the snapshots that go with them.
+
+The bytes of a page and of a slot are those of the caches themselves, made without memory; nothing is estimated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from day0check.accelerated.cache import PAGED, STATES, Caches
+from day0check.accelerated.records import Formats
+from day0check.errors import UsageError
+from reference.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes over all layers: of a page of latents and index keys, and of the states of one request."""
+
+    page: int
+    state: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What was made of the budgets. `snapshots` is 0 without a prefix cache, `host_pages` without a host tier."""
+
+    pages: int
+    slots: int
+    snapshots: int
+    host_pages: int
+    sizes: Sizes
+
+    @property
+    def device_bytes(self) -> int:
+        return self.pages * self.sizes.page + (self.slots + self.snapshots) * self.sizes.state
+
+    @property
+    def host_bytes(self) -> int:
+        return self.host_pages * self.sizes.page + (self.slots * self.sizes.state if self.host_pages else 0)
+
+    def __str__(self) -> str:
+        text = f"{self.pages} pages of {self.sizes.page} bytes, {self.slots} slots"
+        text += f" and {self.snapshots} snapshots" if self.snapshots else ""
+        text += f" of {self.sizes.state} bytes: {self.device_bytes} bytes"
+        return text + (f"; on the host {self.host_pages} pages: {self.host_bytes} bytes" if self.host_pages else "")
+
+
+def sizes_of(config: ModelConfig, *, page: int, dtype: torch.dtype, formats: Formats | None = None) -> Sizes:
+    """Bytes of a page of `page` positions and of a slot, from caches on the device "meta"."""
+    one = Caches(config, pages=1, page=page, slots=1, dtype=dtype, device=torch.device("meta"), formats=formats)
+
+    def total(kinds: tuple[str, ...]) -> int:
+        pools = [pool for kind in kinds for pool in getattr(one, kind).values()]
+        return sum(math.prod(pool.shape) * pool.element_size() for pool in pools)
+
+    return Sizes(total(PAGED), total(STATES))
+
+
+def partition(
+    sizes: Sizes,
+    *,
+    slots: int,
+    longest: int,
+    cache_bytes: int | None = None,
+    pages: int | None = None,
+    snapshot_blocks: int | None = None,
+    host_bytes: int = 0,
+) -> Partition:
+    """`cache_bytes` divided among `slots` requests of up to `longest` pages; without it as many pages as are asked for.
+
+    `snapshot_blocks`: a snapshot for so many pages, None without a prefix cache. Raises UsageError when the budget does
+    not hold one request, or the host's not a page, and says what would.
+    """
+    per_page = sizes.page + (sizes.state / snapshot_blocks if snapshot_blocks else 0)
+    if cache_bytes is not None:
+        left = cache_bytes - slots * sizes.state
+        pages = min(int(left // per_page) if per_page and left > 0 else 0, pages or (1 << 62))
+        if pages < longest:
+            need = slots * sizes.state + math.ceil(longest * per_page)
+            raise UsageError(
+                f"{cache_bytes} bytes hold {slots} states and {pages} pages, a request may need {longest}",
+                where="--cache-bytes",
+                todo=f"give at least {need}, or lower --max-batch or --max-model-len",
+            )
+        pages = min(pages, _useful(slots, longest, snapshot_blocks))
+    elif pages is None:
+        pages = slots * longest
+    host_pages = 0
+    if host_bytes:
+        host_pages = max(0, host_bytes - slots * sizes.state) // max(1, sizes.page)
+        if host_pages < 1:
+            need = slots * sizes.state + sizes.page
+            raise UsageError(f"{host_bytes} bytes hold no page", where="--host-bytes", todo=f"give at least {need}")
+    snapshots = pages // snapshot_blocks if snapshot_blocks and sizes.state else 0
+    return Partition(pages, slots, snapshots, host_pages, sizes)
+
+
+def _useful(slots: int, longest: int, snapshot_blocks: int | None) -> int:
+    """More pages than all requests at their longest are of use to a prefix cache alone."""
+    return slots * longest if snapshot_blocks is None else 1 << 62
