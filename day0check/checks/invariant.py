@@ -97,10 +97,17 @@ def _judge_run(name: str, evidence: Evidence, run: ExtraRun) -> _Verdict:
 
 def _wrong_measures(evidence: Evidence, run: ExtraRun, found: RunComparison) -> list[Measure]:
     wrong = [m for m in found.measures if not m.passed]
+    if found.explained and not _oracle_agrees(evidence):
+        wrong += found.set_aside  # of the two runs that chose differently the judged one is not within the noise
     if wrong or not run.bits or not found.different:
         return wrong
     control = _control(evidence)
     return [_other_bytes(run, found)] if run.label != CONTROL and control and not control.different else []
+
+
+def _oracle_agrees(evidence: Evidence) -> bool:
+    """Whether the judged run, too, is within the noise of an oracle that follows its choices."""
+    return bool(evidence.net) and all(m.passed or m.not_judged for m in evidence.net)
 
 
 def _control(evidence: Evidence) -> RunComparison | None:

@@ -28,8 +28,9 @@ class Computed:
 class RunComparison:
     """`measures` by noise; of `rows` rows `different` have other bytes, the first of them at `first_tap`, request and
     position. `flips`: request -> first position with another choice. `explained`: requests whose rows are further apart
-    than the noise and within it of an oracle that follows the run's own legal choices. `strayed`: requests that were
-    not answered as they were forced to. `missing`: why something could not be compared, empty when all was.
+    than the noise and within it of an oracle that follows the run's own legal choices; `set_aside`: the measures that
+    said so. `strayed`: requests that were not answered as they were forced to. `missing`: why something could not be
+    compared, empty when all was.
     """
 
     label: str
@@ -41,6 +42,7 @@ class RunComparison:
     first_position: int | None = None
     flips: dict[str, int] = field(default_factory=dict)
     explained: tuple[str, ...] = ()
+    set_aside: tuple[Measure, ...] = ()
     strayed: tuple[str, ...] = ()
     computed: dict[str, Computed] = field(default_factory=dict)
     missing: str = ""

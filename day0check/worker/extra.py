@@ -153,6 +153,7 @@ def _compare(job: Job, case: RunCase, run: ExtraRun, here: Snapshot, there: Snap
         first_position=first[2],
         flips=found.flips,
         explained=explained,
+        set_aside=tuple(m for m in found.measures if not m.passed) if explained else (),
         strayed=_strayed(run, here),
         computed=_computed(here),
         missing=found.missing,
