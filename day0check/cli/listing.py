@@ -43,9 +43,12 @@ def _presets() -> list[Row]:
 
 
 def _checks() -> list[Row]:
-    from day0check.checks import CHECKS, INVARIANTS, MODEL_CHECKS, RUN_CHECKS
+    from day0check.checks import CHECKS, INVARIANTS, MODEL_CHECKS, RUN_CHECKS, service_operators, service_start
+    from day0check.checks.endpoint import ENDPOINT_CHECKS
 
-    return [(name, module.QUESTION) for name, module in (MODEL_CHECKS | CHECKS | INVARIANTS | RUN_CHECKS).items()]
+    service = {module.NAME: module for module in (service_start, service_operators)} | ENDPOINT_CHECKS
+    every = MODEL_CHECKS | CHECKS | INVARIANTS | RUN_CHECKS | service
+    return [(name, module.QUESTION) for name, module in every.items()]
 
 
 def _profiles() -> list[Row]:

@@ -61,32 +61,33 @@ def _start(figures: Mapping[str, Any]) -> Table:
 
 def _phases(load: Mapping[str, Any]) -> Table:
     head = (
-        *("phase", "requests", "failed", "first token p50", "p90", "p99", "per token p50", "TPOT p50", "whole p50"),
-        *("tokens/s", "requests/s", "within objectives", "client µs/token", "client lag p90", "note"),
+        *("phase", "requests", "failed", "first token, ms", "p90", "p99", "per token, ms", "TPOT, ms", "whole, ms"),
+        *("tokens/s", "requests/s", "objectives met", "client µs/token", "its lag, ms", "note"),
     )
     lines = []
     for name, p in load.items():
         ttft, slo = p.get("ttft_ms", {}), p.get("slo")
         lag = p.get("client", {}).get("loop_lag_ms", {})
+        note = "requests failed" if p.get("failed") else "client too slow" if p.get("client_bound") else "–"
         cells = (
             name,
             words.number(p.get("requests")),
             words.number(p.get("failed")),
-            *(_ms(ttft.get(q)) for q in ("p50", "p90", "p99")),
-            *(_ms(p.get(k, {}).get("p50")) for k in ("itl_ms", "tpot_ms", "e2e_ms")),
-            words.number(p.get("output_tokens_per_s")),
-            words.number(p.get("requests_per_s")),
+            *(_short(ttft.get(q)) for q in ("p50", "p90", "p99")),
+            *(_short(p.get(k, {}).get("p50")) for k in ("itl_ms", "tpot_ms", "e2e_ms")),
+            *(_short(p.get(k)) for k in ("output_tokens_per_s", "requests_per_s")),
             f"{slo['share']:.1%}" if slo else "–",
-            words.number(p.get("client", {}).get("cpu_us_per_token")),
-            _ms(lag.get("p90")),
-            str(p.get("failure") or p.get("client_bound") or "–"),
+            _short(p.get("client", {}).get("cpu_us_per_token")),
+            _short(lag.get("p90")),
+            note,
         )
         lines.append(Line(cells, "failed" if p.get("failed") else "not_run" if p.get("client_bound") else ""))
-    return Table(head, tuple(lines), "Load", state_at=0)
+    return Table(head, tuple(lines), "Load: medians where nothing else is said", state_at=0)
 
 
-def _ms(value: Any) -> str:
-    return "–" if value is None else f"{value:.3g} ms"
+def _short(value: Any) -> str:
+    """Three digits: what a figure of a load is good for."""
+    return "–" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def _interference(figures: Mapping[str, Any]) -> Table:
