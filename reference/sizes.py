@@ -15,6 +15,8 @@ from reference.tensors import Stored, expected_tensors
 BYTES = {"bfloat16": 2, "float32": 4, "uint8": 1}
 _VISION = ("vision_tower.", "mm_projector.", "visual.")
 _STATE_BYTES = 4  # of KDA: float32
+# Bytes a value: codes of 4 bits with an E8M0 byte for 32; codes of 8 bits with a float32 scale for 128 of a row; plain.
+EXPERT_FORMS = {"mxfp4": 0.5 + 1 / 32, "fp8": 1 + 4 / 128, "bf16": 2.0}
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Size:
     """`total` (without the draft layer), `draft` (of it), `routed` (of the model's routed experts), `vision`: counts of
     parameters, by the values that packed codes stand for; scales are none. `activated`: what one text token is
     multiplied with, the head included, the embedding, the tower and the draft layer not. `tensors` and `stored_bytes`:
-    as the table lists them, the draft layer too, without the padding that a release may add."""
+    as the table lists them, the draft layer too, without the padding that a release may add; `expert_values` and
+    `expert_bytes`: of them in matrices of routed experts."""
 
     tensors: int
     stored_bytes: int
@@ -31,6 +34,12 @@ class Size:
     routed: int
     vision: int
     activated: int
+    expert_values: int
+    expert_bytes: int
+
+    def bytes_with_experts_in(self, form: str) -> int:
+        """Bytes of all tensors with the matrices of routed experts in a form of `EXPERT_FORMS`, the rest as stored."""
+        return self.stored_bytes - self.expert_bytes + round(self.expert_values * EXPERT_FORMS[form])
 
 
 def size_of(config: ModelConfig) -> Size:
@@ -52,11 +61,14 @@ def gpt_oss_size(sizes: GptOssSizes) -> Size:
 
 def _size(table: dict[str, Stored], *, draft: str, part: tuple[int, int], embedding: int) -> Size:
     """`draft`: how names of the draft layer begin; `part`: of how many experts how many work for a token."""
-    total = drafting = routed = vision = size = 0
+    total = drafting = routed = vision = size = values = bytes_ = 0
     for name, stored in table.items():
         elements = math.prod(stored.shape)
         size += elements * BYTES[stored.dtype]
         count = _values(name, elements)
+        if ".experts." in name and not name.endswith("_bias"):
+            values += count
+            bytes_ += elements * BYTES[stored.dtype]
         if name.startswith(draft):
             drafting += count
             continue
@@ -64,7 +76,8 @@ def _size(table: dict[str, Stored], *, draft: str, part: tuple[int, int], embedd
         routed += count if ".experts." in name else 0
         vision += count if name.startswith(_VISION) else 0
     used = routed * part[0] // part[1]
-    return Size(len(table), size, total, drafting, routed, vision, total - routed + used - vision - embedding)
+    activated = total - routed + used - vision - embedding
+    return Size(len(table), size, total, drafting, routed, vision, activated, values, bytes_)
 
 
 def _values(name: str, elements: int) -> int:
@@ -95,3 +108,24 @@ def state_bytes_per_request(config: ModelConfig, *, element_bytes: int = 2) -> i
         if kind == "dsa" and config.index.pool > 1:
             total += 2 * config.index.waiting * config.index.lanes * config.index.dim * element_bytes
     return total
+
+
+def workspaces(config: ModelConfig, *, rows: int, context: int, element_bytes: int = 2) -> dict[str, int]:
+    """Bytes that a step of `rows` rows at a context of `context` tokens needs beside weights and caches, by what for.
+
+    "residual bank" and "residual streams": what the residual of a layer reads. "index scores": float32, of all rows at
+    once. "experts decoded": all of a layer as FP8 with scales, where they are packed. "logits": float32, of all rows.
+    """
+    found, residual, moe = {}, config.residual, config.moe
+    if residual.kind == "attention":
+        sources = math.ceil(len(config.layers) / residual.block) + 1
+        found["residual bank"] = sources * config.hidden * rows * element_bytes
+    if residual.kind == "mhc":
+        found["residual streams"] = residual.streams * config.hidden * rows * element_bytes
+    if config.index is not None:
+        found["index scores"] = rows * math.ceil(context / config.index.pool) * 4
+    if moe is not None and moe.packed != "none":
+        values = 3 * moe.experts * moe.width * (moe.latent or config.hidden)
+        found["experts decoded"] = round(values * EXPERT_FORMS["fp8"])
+    found["logits"] = rows * config.vocab * 4
+    return found

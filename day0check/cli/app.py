@@ -23,6 +23,7 @@ COMMANDS = {
     "gate": ("day0check.cli.gate:gate", "Compare a finished run with a recorded baseline."),
     "baseline": ("day0check.cli.baseline:baseline", "Record the numbers and times of a run as a baseline."),
     "weights": ("day0check.cli.weights:weights", "Audit a checkpoint: files, names, shapes, dtypes, scales, keys."),
+    "plan": ("day0check.cli.plan:plan", "Count a model's parameters, weights, caches and workspaces, without weights."),
     "report": ("day0check.cli.report:report", "Make the page and the other views of a run again."),
     "selftest": (
         "day0check.cli.selftest:selftest",
