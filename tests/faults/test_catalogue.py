@@ -45,7 +45,7 @@ def test_an_entry_is_whole(located):
     assert load_cases((located.case,), config=config, model=entry.model)
     if not entry.benign:
         assert entry.expected.operator in (*CONTRACTS, *PLACES)
-        assert entry.expected.layer is None or 0 <= entry.expected.layer < len(config.layers)
+        assert entry.expected.layer is None or 0 <= entry.expected.layer < len(config.every_layer)
 
 
 def test_nobody_who_judges_knows_an_entry():

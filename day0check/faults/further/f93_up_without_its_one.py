@@ -6,7 +6,7 @@ from day0check.faults.entry import Address, Entry
 ENTRY = Entry(
     id="F-93",
     title="up projection without its one",
-    kind="activation",
+    kind="experts",
     visible="experts with biases and a clamp",
     expected=Address("moe.experts", None, "prefill"),
     case="operators/contracts",
