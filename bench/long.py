@@ -1,0 +1,195 @@
+"""A prompt of 128k tokens on `tiny`, and a decode step behind a million, with all choices judged.
+
+    python -m bench.long [--tokens 131072] [--chunk 2048] [--profile bf16] [--device cpu]
+
+Every selection of keys and of experts is judged on the candidate's own scores, on all rows. Every other operator is
+judged by the oracle in float64: where a row has arguments of its own on `SAMPLED` rows of each step, the others whole
+in the first, the middle and the last step. Ends with 1 when a judgement fails, or memory or time are beyond what is
+asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.models import directory_of, enlarged
+from day0check.accelerated.batch import Part, make_batch
+from day0check.accelerated.cache import Caches
+from day0check.accelerated.engine import Engine
+from day0check.accelerated.ops import TABLE, WEIGHTS
+from day0check.compare.local import Judge
+from day0check.contracts import CONTRACTS
+from day0check.contracts.profiles import profile_named
+from day0check.probe.recorder import Call, Caller, Observer, Recorder
+from day0check.probe.registry import Operators
+from day0check.types import Measure
+from reference.weights import Checkpoint
+
+SAMPLED = 4  # rows of a step that the oracle computes again
+BY_ROW = frozenset({"dsa.score", "mla.attention", "dsa.attention", "kv.gather", "dsa.expand"})
+PAGE = 64
+GIB, MINUTES = 6.0, 15.0
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+BLOCK_ELEMENTS = 1 << 22
+
+
+def wrong_choices(scores: Tensor, picked: Tensor, *, k: int, visible: Tensor) -> int:
+    """Rows of `picked` [rows, k] that are not the k best of the first `visible` scores under the tie rule.
+
+    A row is right when it has as many indices as it can, all different and visible, and its worst comes before the best
+    that it left out: the larger first, among equals the lower index. `scores` [rows, n] without NaN.
+    """
+    wrong, n = 0, scores.shape[1]
+    column = torch.arange(n, device=scores.device)
+    for start in range(0, len(scores), max(1, BLOCK_ELEMENTS // n)):
+        rows = slice(start, start + max(1, BLOCK_ELEMENTS // n))
+        own, chosen, seen = scores[rows], picked[rows].long(), visible[rows]
+        mask = torch.zeros(*own.shape[:1], n + 1, dtype=torch.bool, device=own.device)
+        mask = mask.scatter_(1, torch.where(chosen < 0, n, chosen), True)[:, :n]
+        hidden = column >= seen.unsqueeze(1)
+        count = (chosen >= 0).sum(1)
+        fits = (count == seen.clamp(max=k)) & (mask.sum(1) == count) & ~(mask & hidden).any(1)
+        worst = own.masked_fill(~mask, float("inf")).amin(1)
+        left = own.masked_fill(mask | hidden, float("-inf")).amax(1)
+        last = torch.where(mask & (own == worst.unsqueeze(1)), column, -1).amax(1)
+        first = torch.where(~mask & ~hidden & (own == left.unsqueeze(1)), column, n).amin(1)
+        right = fits & ((worst > left) | (first == n) | ((worst == left) & (last < first)))
+        wrong += int((~right & (seen > 0)).sum()) + int((own.isnan() & ~hidden).any(1).sum())
+    return wrong
+
+
+class Sampled(Observer):
+    """Judges all choices, sampled rows of what works by rows, and everything in `whole` steps."""
+
+    def __init__(self, profile: str, whole: set[int]) -> None:
+        self.measures: dict[tuple[str, str], Measure] = {}
+        self.judge = Judge(profile_named(profile), self._take)
+        self.whole, self.choices, self.wrong, self.rows = whole, 0, 0, 0
+
+    def _take(self, measure: Measure) -> None:
+        self.measures[measure.tap, measure.phase] = measure
+
+    def before(self, call: Call) -> Any:
+        if call.operator == "dsa.select" or call.operator in BY_ROW:
+            return None
+        return self.judge.before(call) if call.step in self.whole or call.operator == "moe.route" else None
+
+    def after(self, call: Call, token: Any, results: tuple[Any, ...]) -> None:
+        if call.operator == "dsa.select":
+            self.choices += len(results[0])
+            self.wrong += wrong_choices(call.args[0], results[0], k=call.kwargs["k"], visible=call.kwargs["visible"])
+        elif call.operator in BY_ROW:
+            part, kept = self._some_rows(call, results)
+            self.judge.after(part, self.judge.before(part), kept)
+        elif token is not None:
+            self.judge.after(call, token, results)
+
+    def _some_rows(self, call: Call, results: tuple[Any, ...]) -> tuple[Call, tuple[Any, ...]]:
+        """The call on evenly spread rows, the last among them."""
+        count = len(results[0])
+        rows = sorted({count - 1 - i * count // SAMPLED for i in range(min(SAMPLED, count))})
+        self.rows += len(rows)
+        at = torch.tensor(rows, device=results[0].device)
+        by_row = {a.name for a in CONTRACTS[call.operator].args if a.role in ("rows", "owner")}
+        first = CONTRACTS[call.operator].args[0].name in by_row
+        args = tuple(value[at] if i == 0 and first else value for i, value in enumerate(call.args))
+        kwargs = {name: v[at] if name in by_row and v is not None else v for name, v in call.kwargs.items()}
+        return replace(call, rows=call.rows.take(rows), args=args, kwargs=kwargs), tuple(r[at] for r in results)
+
+    def end_case(self) -> None:
+        self.judge.end_case()
+
+
+def steps(tokens: Tensor, chunk: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    for start in range(0, len(tokens), chunk):
+        yield start, tuple(tokens[start : start + chunk].tolist())
+
+
+def peak_gib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+
+
+def prompt(engine: Engine, caller: Caller, caches: Caches, tokens: Tensor, chunk: int) -> None:
+    """Computes a prompt in pieces, and then one decode step."""
+    table = tuple(range(len(caches.pages)))
+    begin = time.thread_time()
+    for number, (start, piece) in enumerate(steps(tokens, chunk)):
+        last = start + len(piece) == len(tokens)
+        part = Part("a", piece, start, table, 0, wants_logits=last)
+        batch = make_batch("prefill", [part], page=PAGE, device=engine.device)
+        with caller.recorder.step("prefill", batch.rows, number):
+            chosen = engine.prefill(caller, caches, batch)
+        if number % 8 == 0:
+            spent = time.thread_time() - begin
+            print(f"    {start + len(piece):7} tokens, {spent:7.1f} s, {peak_gib():.2f} GiB", flush=True)
+    batch = make_batch(
+        "decode", [Part("a", (chosen[0],), len(tokens), table, 0, True)], page=PAGE, device=engine.device
+    )
+    with caller.recorder.step("decode", batch.rows, number + 1):
+        engine.decode(caller, caches, batch)
+
+
+def million(engine: Engine, caller: Caller, step: int, context: int = 1 << 20) -> float:
+    """Seconds of a decode step behind `context` made-up positions, in caches of their own."""
+    pages = context // PAGE + 1
+    caches, draw = engine.caches(pages=pages, page=PAGE, slots=1), torch.Generator().manual_seed(5)
+    for pool in (*caches.kv.values(), *caches.index.values(), *caches.conv.values(), *caches.kda.values()):
+        for some in pool.view(-1, pool.shape[-1]).split(1 << 20):
+            some.copy_(torch.randn(some.shape, generator=draw) * 0.3)
+    part = Part("m", (65,), context, tuple(range(pages)), 0, wants_logits=True)
+    batch = make_batch("decode", [part], page=PAGE, device=engine.device)
+    begin = time.thread_time()
+    with caller.recorder.step("decode", batch.rows, step):
+        engine.decode(caller, caches, batch)
+    return time.thread_time() - begin
+
+
+def main(argv: list[str] | None = None) -> int:
+    ask = argparse.ArgumentParser(prog="bench.long", description=__doc__.split("\n", 1)[0])
+    ask.add_argument("--tokens", type=int, default=1 << 17)
+    ask.add_argument("--chunk", type=int, default=2048)
+    ask.add_argument("--profile", choices=tuple(DTYPES), default="bf16")
+    ask.add_argument("--device", default="cpu")
+    given = ask.parse_args(argv)
+    torch.set_num_threads(1)
+    device = torch.device(given.device)
+    directory = directory_of(enlarged("long", layers=8, positions=(1 << 20) + PAGE))
+    engine = Engine(Checkpoint(directory), dtype=DTYPES[given.profile], device=device)
+    count = -(-given.tokens // given.chunk)
+    sampled = Sampled(given.profile, {0, count // 2, count - 1, count, count + 1})
+    caller = Caller(Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state")), Recorder([sampled]))
+    tokens = torch.randint(0, 256, (given.tokens,), generator=torch.Generator().manual_seed(7))
+    begin, wall = time.thread_time(), time.perf_counter()
+    caches = engine.caches(pages=given.tokens // PAGE + 1, page=PAGE, slots=1)
+    print(f"{given.tokens} tokens on tiny, chunks of {given.chunk}, {given.profile}, {device}")
+    prompt(engine, caller, caches, tokens, given.chunk)
+    spent, gib = time.thread_time() - begin, peak_gib()
+    elapsed = time.perf_counter() - wall
+    step = million(engine, caller, count + 1)
+    caller.recorder.end_case()
+    sampled.end_case()
+    failed = [m for m in sampled.measures.values() if not m.passed]
+    print(f"{spent:.0f} s of the processor, {elapsed:.0f} s of the wall clock, {gib:.2f} GiB at the most")
+    print(f"a decode step behind {1 << 20} positions: {step:.2f} s, judging included; {peak_gib():.2f} GiB then")
+    print(
+        f"{sampled.choices} rows of chosen keys judged, {sampled.wrong} wrong; "
+        f"{sampled.rows} rows of scores and attention and {len(sampled.measures)} taps judged, {len(failed)} failed"
+    )
+    for measure in failed[:10]:
+        print(f"    {measure.tap} ({measure.phase}): {measure.failing} {measure.message or measure.not_judged}")
+    met = not failed and not sampled.wrong and gib <= GIB and min(spent, elapsed) <= MINUTES * 60
+    print("met" if met else "NOT MET")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
