@@ -22,6 +22,12 @@ benign: $(STAMP)         ## how often healthy operators raise an alarm: 1,000 ru
 selftest: $(STAMP)       ## every known fault and legal variant through the main job
 	$(BIN)/day0check selftest --jobs 2
 
+bench: $(STAMP)          ## speed beside the float32 reference, and memory over layers beside other ways to keep experts
+	$(BIN)/python -m bench.engine; speed=$$?; $(BIN)/python -m bench.memory && exit $$speed
+
+long: $(STAMP)           ## 128k tokens with all choices judged, and a decode step behind a million: a quarter of an hour
+	$(BIN)/python -m bench.long
+
 families: $(STAMP)       ## stage t0 of every model family
 	$(BIN)/python -m pytest tests/faults/test_families.py -m slow
 
