@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test test-slow oldest benign selftest families upstream lint clean
+.PHONY: run test test-slow bench long oldest benign selftest families upstream lint clean
 run: $(STAMP)            ## the main job: the embedded reference beside the embedded accelerated path
 	$(BIN)/day0check run
 
