@@ -40,7 +40,12 @@ def judge_run(evidence: Sequence[Evidence]) -> Answer | None:
 
 
 def left_out(evidence: Sequence[Evidence]) -> tuple[Finding, ...]:
-    """A note of a run that leaves out the cases of operators: no check was asked about hard inputs, so none answers."""
+    """Notes on what no check was asked about and none answers: hard inputs, in a run that leaves out the cases of
+    operators, and the draft layer of a model, where the candidate did not run it."""
+    return (*_hard_inputs_left_out(evidence), *_draft_left_out(evidence))
+
+
+def _hard_inputs_left_out(evidence: Sequence[Evidence]) -> tuple[Finding, ...]:
     if not evidence or any(e.case.id.startswith(OPERATORS) for e in evidence):
         return ()
     operators = _with_hard_inputs({m.operator for e in evidence for m in e.measures if not m.not_judged})
@@ -48,15 +53,33 @@ def left_out(evidence: Sequence[Evidence]) -> tuple[Finding, ...]:
         f"the hard inputs of {len(operators)} operators were not tried: this run leaves out the cases of operators, "
         "which supply them"
     )
-    note = Finding(
-        id=finding_id(NAME, None, "", None, "hard inputs left out"),
+    return (_note("hard inputs left out", message),) if operators else ()
+
+
+def _draft_left_out(evidence: Sequence[Evidence]) -> tuple[Finding, ...]:
+    config = next((e.config for e in evidence if e.config is not None), None)
+    finished = [e for e in evidence if not e.case.id.startswith(OPERATORS) and e.measures]
+    if config is None or config.draft is None or not finished:
+        return ()
+    layer = len(config.layers)
+    if any(m.layer == layer for e in finished for m in e.measures):
+        return ()
+    message = (
+        f"layer {layer} drafts tokens, and the candidate did not run it: nothing is said about drafts; the model's own "
+        "tokens do not depend on them"
+    )
+    return (_note("draft layer left out", message),)
+
+
+def _note(pattern: str, message: str) -> Finding:
+    return Finding(
+        id=finding_id(NAME, None, "", None, pattern),
         severity="note",
         check=NAME,
         operator=None,
         message=message,
-        evidence={"pattern": "hard inputs left out", "case": ""},
+        evidence={"pattern": pattern, "case": ""},
     )
-    return (note,) if operators else ()
 
 
 def _answer(status: str, summary: str) -> Answer:

@@ -1,9 +1,12 @@
 """Hard inputs that did not occur are a check that was not run."""
 
+from dataclasses import replace
+
 from day0check.checks import coverage
 from day0check.checks.evidence import Evidence
 from day0check.contracts import CONTRACTS
 from day0check.types import Measure, RunCase
+from reference.presets import preset
 
 OPERATORS, TEXT = RunCase("operators/contracts", ()), RunCase("text/x", ())
 
@@ -51,3 +54,15 @@ def test_a_run_without_the_case_of_operators_says_so_and_no_check_answers():
     (note,) = coverage.left_out(runs)
     assert (note.severity, note.check) == ("note", "coverage")
     assert coverage.left_out([]) == ()
+
+
+def test_a_draft_layer_that_nobody_ran_is_said():
+    """Catches a model whose draft layer is passed over in silence, and a note where it was judged or is not there."""
+    config = preset("tiny-glm-5").config()
+    run = replace(evidence(TEXT, [replace(measure("layers.04.norm.rms.input", "norm.rms"), layer=4)]), config=config)
+    drafted = replace(run, measures=(replace(measure("layers.05.draft.project", "draft.project"), layer=5),))
+    with_inputs = [evidence(OPERATORS, tried("norm.rms"))]
+    (note,) = coverage.left_out([run, *with_inputs])
+    assert (note.severity, "layer 5 drafts" in note.message) == ("note", True)
+    assert coverage.left_out([run, drafted, *with_inputs]) == ()
+    assert coverage.left_out([replace(run, config=replace(config, draft=None)), *with_inputs]) == ()
