@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from day0check.types import NotRun, RunCase
 from reference.config import ModelConfig
+
+if TYPE_CHECKING:
+    from day0check.checks.extra_runs import ExtraRun
 
 GIB = float(1 << 30)
 
@@ -30,6 +34,7 @@ class Costs:
     reference_request_s: float = 1.0
     reference_per_multiply_s: float = 1.8e-9
     operator_case_s: float = 5.0
+    compare_run_s: float = 0.5  # a further run with the judged one
     service_case_s: float = 20.0
     process_bytes: int = 400 << 20
     block_bytes: int = 8 << 24  # the largest float64 operand that the reference forms at once
@@ -44,7 +49,8 @@ ACCELERATOR = Costs(
 
 @dataclass(frozen=True)
 class CasePlan:
-    """One case: rows of its prompts, steps of its decoding, and the predicted seconds of each part."""
+    """One case: rows of its prompts, steps of its decoding, and the predicted seconds of each part, the further runs
+    that its checks ask for included."""
 
     id: str
     prompt_rows: int
@@ -52,6 +58,7 @@ class CasePlan:
     images: int
     candidate_s: float
     reference_s: float
+    further_runs: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,10 @@ class Plan:
             f"({sized(self.candidate_bytes)} candidate, {sized(self.reference_bytes)} reference).",
             f"About {duration(self.seconds)}, good to a factor of two.",
         ]
+        further = [case for case in self.cases if case.further_runs]
+        if further:
+            named = ", ".join(f"{case.further_runs} of {case.id}" for case in further)
+            lines.insert(-2, f"Checks compare further runs of the candidate: {named}.")
         return "\n".join(lines)
 
 
@@ -203,6 +214,33 @@ def _case_plan(config: ModelConfig, case: RunCase, costs: Costs, repeats: int) -
         return CasePlan(case.id, 0, 0, 0, costs.operator_case_s, 0.0)
     if case.id.startswith("service/"):
         return CasePlan(case.id, 0, 0, 0, costs.service_case_s, 0.0)
+    prompt_rows, decode_steps, steps, multiplies = _work(config, case)
+    engine = steps * costs.engine_layer_step_s + multiplies * costs.engine_per_multiply_s
+    judge = steps * costs.judge_layer_step_s + multiplies * costs.judge_per_multiply_s
+    reference = len(case.requests) * costs.reference_request_s + multiplies * costs.reference_per_multiply_s
+    images = sum(len(t.images) for r in case.requests for t in r.turns)
+    further = _further_runs(config, case)
+    more = 0.0
+    for run in further:
+        _, _, own_steps, own = _work(config, replace(case, requests=run.requests, schedule=run.schedule))
+        more += own_steps * costs.engine_layer_step_s + own * costs.engine_per_multiply_s
+    candidate = engine * (1 + repeats) + judge + more
+    reference += len(further) * costs.compare_run_s
+    return CasePlan(case.id, prompt_rows, decode_steps, images, candidate, reference, len(further))
+
+
+def _further_runs(config: ModelConfig, case: RunCase) -> tuple[ExtraRun, ...]:
+    """The further runs that the checks of a case want, for answers as long as they may become."""
+    if not case.checks:
+        return ()
+    from day0check.checks import extra_runs_of
+    from day0check.checks.extra_runs import predicted
+
+    return extra_runs_of(case, predicted(case), config)
+
+
+def _work(config: ModelConfig, case: RunCase) -> tuple[int, int, int, float]:
+    """(rows of prompts, steps of decoding, layers times steps, multiply-adds) of one run of a case."""
     prompt = [sum(len(t.tokens) for t in r.turns) for r in case.requests]
     answers = [r.max_new_tokens * len(r.turns) for r in case.requests]
     chunk = case.schedule.chunk
@@ -211,12 +249,7 @@ def _case_plan(config: ModelConfig, case: RunCase, costs: Costs, repeats: int) -
     decode_steps = max(max(answers, default=0), -(-sum(answers) // together))
     steps = (prefill_steps + decode_steps) * len(config.layers)
     multiplies = sum(sequence_multiplies(config, p + a) for p, a in zip(prompt, answers, strict=True))
-    multiplies += image_multiplies(config, case)
-    engine = steps * costs.engine_layer_step_s + multiplies * costs.engine_per_multiply_s
-    judge = steps * costs.judge_layer_step_s + multiplies * costs.judge_per_multiply_s
-    reference = len(case.requests) * costs.reference_request_s + multiplies * costs.reference_per_multiply_s
-    images = sum(len(t.images) for r in case.requests for t in r.turns)
-    return CasePlan(case.id, sum(prompt), decode_steps, images, engine * (1 + repeats) + judge, reference)
+    return sum(prompt), decode_steps, steps, multiplies + image_multiplies(config, case)
 
 
 def sequence_multiplies(config: ModelConfig, rows: int) -> float:

@@ -100,6 +100,21 @@ def test_two_cores_are_faster_and_an_accelerator_needs_no_host_copies():
     assert make_plan(CONFIG, cases, "bf16", "cuda:0", cores=2).candidate_bytes < on_two.candidate_bytes
 
 
+def test_further_runs_of_the_checks_are_in_the_plan():
+    """Catches a plan that hides most of the work of a case, and a default case that is told to have any."""
+    plain_case = case("text/a", 50, 20)
+    asked = dataclasses.replace(plain_case, checks=("alone_equals_batched", "chunked_equals_one_shot"))
+    plain, more = (make_plan(CONFIG, (c,), "bf16", "cpu", cores=2) for c in (plain_case, asked))
+    assert (plain.cases[0].further_runs, more.cases[0].further_runs) == (
+        0,
+        2 + 4,
+    )  # chunks of 1 to 4; 63 are more than the prompts have
+    assert more.cases[0].candidate_s > plain.cases[0].candidate_s
+    assert more.cases[0].reference_s > plain.cases[0].reference_s
+    assert "further runs of the candidate: 6 of text/a" in more.text()
+    assert "further" not in plain.text()
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50)), max_size=6), st.floats(0, 300), st.booleans())
 def test_a_budget_keeps_the_order_and_names_the_rest(seconds, budget_s, parallel):
