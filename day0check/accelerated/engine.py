@@ -164,7 +164,8 @@ class Engine:
                 row_break=tokens.row_break,
             )
             found.append(every[part.start :])
-        return torch.cat(found)
+        padding = batch.positions[sum(len(part.tokens) for part in batch.parts) :]  # rows of nobody, behind the others
+        return torch.cat((*found, padding.unsqueeze(1).expand(-1, 3)))
 
     def _choose(self, caller: Caller, batch: Batch, x: Tensor) -> list[int]:
         at, rows = caller.at(""), batch.rows.take(batch.wanted)

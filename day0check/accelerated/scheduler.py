@@ -381,12 +381,6 @@ def check(requests: tuple[Request, ...], schedule: Schedule, engine: Engine) -> 
                 where="schedule.events",
                 todo=f"{', '.join(EVENTS)} a request",
             )
-    if schedule.fixed_rows and engine.config.rope.sections is not None:
-        raise InputError(
-            "rows of a fixed number are not there for positions with three axes",
-            where="schedule.fixed_rows",
-            todo="leave it out for this model",
-        )
     for request in requests:
         _check_request(request, engine)
 

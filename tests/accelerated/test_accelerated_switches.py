@@ -31,7 +31,11 @@ VARIANTS = {
     "three axes": change(BASE, rope=Rope("half", sections=(1, 2, 1)), tokens=IN_ROWS),
     "grouped queries": change(BASE, layers=("gqa", "kda", "dsa", "gqa"), gqa=Gqa(6, 2, 8), rope=Rope("half")),
     "grouped queries of three axes, one key head": change(
-        BASE, layers=("gqa", "mla"), gqa=Gqa(4, 1, 8), rope=Rope("interleaved", sections=(1, 2, 1)), tokens=IN_ROWS
+        BASE,
+        layers=("gqa", "mla", "kda"),
+        gqa=Gqa(4, 1, 8),
+        rope=Rope("interleaved", sections=(1, 2, 1)),
+        tokens=IN_ROWS,
     ),
     "a decay for each head": change(BASE, layers=("kda", "mla", "kda"), kda=change(BASE.kda, decay="per_head")),
     "overlapping pools": change(
@@ -54,21 +58,36 @@ def text(seed: int, count: int) -> tuple[int, ...]:
 PROMPTS = {
     "a": (*text(1, 12), *in_rows(3, 5), *text(2, 3), *in_rows(4, 2), *text(3, 8)),
     "b": (*text(4, 5), *in_rows(2, 7), *text(5, 22)),
+    "c": (*text(1, 12), *in_rows(3, 5), *text(6, 9)),  # begins as the first does, and comes when that is done
 }
+ARRIVE = {"c": 30}
 SCHEDULES = {
-    "in one piece": Schedule(page=16),
-    "in chunks that cut images": Schedule(page=16, chunk=21),
-    "preempted": Schedule(page=16, chunk=29, events=(ScheduleEvent(5, "preempt", "a"),)),
+    "in one piece": (Schedule(page=16), ()),
+    "mixed, in chunks that cut images, preempted, decode steps of fixed rows": (
+        Schedule(page=16, chunk=19, mixed=True, fixed_rows=5, events=(ScheduleEvent(5, "preempt", "a"),)),
+        (),
+    ),
+    "behind a prefix that was computed before, in host memory for a while": (
+        Schedule(
+            page=12,
+            chunk=26,
+            prefix_cache=True,
+            host_pages=16,
+            events=(ScheduleEvent(6, "offload", "b"), ScheduleEvent(9, "reload", "b")),
+        ),
+        ("prefix.restore", "kv.offload", "kv.reload"),
+    ),
 }
 
 
 class Logits(Observer):
-    """Each row of the logits by (request, position)."""
+    """Each row of the logits by (request, position), and the operators that were called."""
 
     def __init__(self) -> None:
-        self.rows = {}
+        self.rows, self.called = {}, set()
 
     def after(self, call, token, results):
+        self.called.add(call.operator)
         if call.operator == "head.logits":
             self.rows |= {call.rows.address(i): row.double().clone() for i, row in enumerate(results[0])}
 
@@ -81,8 +100,13 @@ def test_a_switch_equals_the_reference_under_every_schedule(name, schedule):
     engine = Engine(checkpoint, dtype=torch.float32, device=CPU)
     oracle = Model(checkpoint)
     seen = Logits()
-    requests = tuple(Request(r, (Turn(p), Turn(text(9, 7))), max_new_tokens=5) for r, p in PROMPTS.items())
-    outputs = Scheduler(engine, requests, SCHEDULES[schedule], Caller(Operators(TABLE), Recorder([seen]))).run()
+    requests = tuple(
+        Request(r, (Turn(p), Turn(text(9, 7))), max_new_tokens=5, arrive_step=ARRIVE.get(r, 0))
+        for r, p in PROMPTS.items()
+    )
+    given, expected = SCHEDULES[schedule]
+    outputs = Scheduler(engine, requests, given, Caller(Operators(TABLE), Recorder([seen]))).run()
+    assert set(expected) <= seen.called
     for request in requests:
         logits = oracle.forward(list(outputs.sequences[request.id]))
         mine = {position: row for (r, position), row in seen.rows.items() if r == request.id}
