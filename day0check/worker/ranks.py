@@ -65,7 +65,7 @@ class _Crew:
 
         self.job, self.size = job, layout_of(job.layout).world
         self.store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        self.out = Path(job.out)
+        self.out, self.killed = Path(job.out), False
         self.processes: list[Process] = []
         for rank in range(self.size):
             name = f"{Path(job.events).name.partition('.')[0]}-{start}-rank-{rank}"
@@ -93,21 +93,28 @@ class _Crew:
     def run(self, case: RunCase, events: Lines) -> _Stop | None:
         """Runs one case on all ranks; what stopped it, None when every rank has ended it with a record of its own.
 
-        Raises what is no fault of the candidate's.
+        The case begins, and its time, when every rank has begun it. Raises what is no fault of the candidate's.
         """
         for process in self.processes:
             process.tell(case.id)
+        begun: set[int] = set()
         ended: set[int] = set()
         since, limit_s, grace_until = time.monotonic(), case.time_limit_s, None
-        loading = False
+        stages = dict.fromkeys(range(self.size), "start")
         while len(ended) < self.size:
             for rank, process in enumerate(self.processes):
                 code = process.exit_code()  # before the events: what it said last is then among them
                 for event in process.events():
                     if event["event"] == "error":
                         raise error_from(event)
+                    stages[rank] = event["event"]
+                    if event["event"] == "begin":
+                        begun.add(rank)
+                        if len(begun) == self.size:
+                            events.write({"event": "begin", "case": case.id, "log_bytes": os.fstat(2).st_size})
+                            since = time.monotonic()
                     if event["event"] in _RELAYED:
-                        since, loading = time.monotonic(), event["event"] == "load"
+                        since = time.monotonic()
                         if rank == 0:
                             events.write(event)
                     if event["event"] == "end":
@@ -119,6 +126,7 @@ class _Crew:
                     return _Stop(rank, "aborted", ended_by(code))
             if grace_until is not None and time.monotonic() > grace_until:
                 return self._failed(case, ended)
+            loading = {"start", "load"} & set(stages.values())
             if not loading and time.monotonic() - since > limit_s - min(2.0, 0.2 * limit_s):
                 return self._late(case, ended, limit_s)
             time.sleep(_TICK_S)
@@ -147,6 +155,7 @@ class _Crew:
             print(f"rank {rank}: {line}", file=sys.stderr, flush=True)
 
     def kill(self) -> None:
+        self.killed = True
         for process in self.processes:
             process.strike()
         kill_all(self.processes)
@@ -168,13 +177,15 @@ def run_ranks(job: Job, events: Lines) -> None:
         while queue:
             case = queue[0]
             if crew is None:
+                if starts:
+                    events.write({"event": "load"})  # what follows is a start, and not the time of the case
                 crew = _Crew(job, tuple(queue), starts)
                 starts += 1
-            events.write({"event": "begin", "case": case.id, "log_bytes": os.fstat(2).st_size})
             record = _run_case(crew, case, events, starts)
             write_record(case_directory(job.out, case.id, "candidate"), record)
             if record.status not in ("finished", "unavailable"):
                 crew.kill()
+            if crew.killed:
                 crew = None
             events.write({"event": "end", "case": case.id})
             queue.pop(0)
