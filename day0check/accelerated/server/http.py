@@ -127,7 +127,7 @@ class Service:
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def openapi(self, _: web.Request) -> web.Response:
-        return web.json_response(openapi.document())
+        return web.json_response(openapi.document(self.options.name))
 
     async def models(self, _: web.Request) -> web.Response:
         entry = {"id": self.options.name, "object": "model", "created": self.created, "owned_by": "day0check"}

@@ -11,8 +11,9 @@ from day0check.accelerated.server.schema import ChatRequest, CompletionRequest
 _REF = "#/components/schemas/{model}"
 
 
-def document() -> dict[str, Any]:
-    """OpenAPI 3.1. Bodies are described; answers are OpenAI's objects, described as such."""
+def document(model: str = "") -> dict[str, Any]:
+    """OpenAPI 3.1. Bodies are described; answers are OpenAI's objects, described as such. `model`: the one that is
+    served, "" to leave it open."""
     schemas: dict[str, Any] = {}
     error = {"description": "what was wrong, with the field", "content": {"application/json": {"schema": _error()}}}
     answer = {"description": "as OpenAI's", "content": {"application/json": {"schema": {"type": "object"}}}}
@@ -24,6 +25,8 @@ def document() -> dict[str, Any]:
         schema = kind.model_json_schema(ref_template=_REF)
         schemas.update(schema.pop("$defs", {}))
         schemas[kind.__name__] = schema
+        if model:
+            schema["properties"]["model"] = {"type": "string", "enum": [model]}
         body = {"schema": {"$ref": _REF.format(model=kind.__name__)}}
         return {
             "post": {
