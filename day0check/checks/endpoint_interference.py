@@ -61,8 +61,7 @@ def judge(observed: Observed) -> Answer:
         not_run = f"{len(table)} of {len(together)} prompts were answered alone and beside others, {busy} refused"
     elif overlap < FEWEST:
         not_run = "no two requests were in flight together, so nothing was beside anything"
-    equal = sum(r.beside.same_text for r in table)
-    summary = f"{equal} of {len(table)} answers beside others are those alone; {_proof(observed)}"
+    summary = f"{len(table)} answers beside others are those alone, but for near-ties that are told; {_proof(observed)}"
     return answered(NAME, findings, summary, not_run=not_run)
 
 

@@ -189,8 +189,10 @@ def _joined(server: Server, asked: Asked | None, judged: Path, case: str, plan: 
 
 
 def under(answer: Answer, case: str) -> Answer:
-    """The answer as one of the case `case`."""
-    return Answer(replace(answer.outcome, case=case), tuple(_under(f, case) for f in answer.findings))
+    """The answer as one of the case `case`. Notes stay in what was measured: near-ties fall as the steps happen to be
+    laid, and a verdict is the same in every run."""
+    findings = tuple(_under(f, case) for f in answer.findings if f.severity != "note")
+    return Answer(replace(answer.outcome, case=case), findings)
 
 
 def _under(finding: Finding, case: str) -> Finding:
