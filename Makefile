@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
+.PHONY: targets start-embedded test-targets bench-endpoint
 .PHONY: run test test-slow bench long oldest benign selftest families upstream lint clean
 run: $(STAMP)            ## the main job: the embedded reference beside the embedded accelerated path
 	$(BIN)/day0check run
@@ -14,7 +15,7 @@ test: $(STAMP)           ## the tests that CI runs
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal
 
 test-slow: $(STAMP)      ## the proofs that take minutes
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest -m "slow and not gpu and not targets"
 
 benign: $(STAMP)         ## how often healthy operators raise an alarm: 1,000 runs of each, goes on where it was stopped
 	$(BIN)/python tests/compare/benign_sweep.py --runs $(or $(RUNS),1000) --state reports/benign.jsonl
@@ -38,6 +39,23 @@ oldest:                  ## the probe under the oldest Python and torch it promi
 	$(or $(PYTHON39),python3.9) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet "torch==2.1.2" "numpy<2" pytest hypothesis safetensors
 	PYTHONPATH=. .venv-oldest/bin/python -m pytest -q --noconftest -c /dev/null --rootdir . tests/probe
+
+targets:                 ## install the real servers, one environment each under .targets (gigabytes, most of an hour)
+	$(PYTHON) servers/targets.py install vllm transformers llama
+
+start-%:                 ## start one: make start-vllm MODEL=qwen3 PORT=8101 (vllm, transformers, llama, embedded)
+	$(PYTHON) servers/targets.py start $* $(or $(MODEL),qwen3) --port $(or $(PORT),8101)
+
+start-embedded: $(STAMP)
+	$(BIN)/day0check serve --model $(or $(MODEL),tiny) --port $(or $(PORT),8000)
+
+test-targets: $(STAMP)   ## what is known of the real servers is found on them, and nothing else
+	$(BIN)/python -m pytest tests/targets -m targets
+
+bench-endpoint: $(STAMP) ## our load beside vllm bench serve and GuideLLM on one vLLM, and 256 streams at a fixed pace
+	$(PYTHON) servers/targets.py install vllm guidellm
+	$(BIN)/python -m bench.streams
+	$(BIN)/python -m bench.endpoint --start --guidellm
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Our load against `vllm bench serve` on one running vLLM, in turns, and what a streamed token costs each client.
 
-    python servers/targets.py start vllm qwen3 --port 8101 &
-    python -m bench.endpoint --url http://127.0.0.1:8101 --targets .targets [--rounds 3] [--guidellm]
+    python -m bench.endpoint --start [--targets .targets] [--rounds 3] [--guidellm]
+    python -m bench.endpoint --url http://127.0.0.1:8101      # one that runs already: vLLM of tiny qwen3
 
 Figures are by the definitions of `vllm bench serve`: TTFT to the first chunk with choices, the role chunk too; TPOT
 from there to the last such chunk over tokens - 1; tokens over the time from the first send to the last end. They agree
@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +177,8 @@ def cost_us(run: Callable[[int, int], tuple[Figures, float]], seed: int) -> floa
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--url", required=True)
+    parser.add_argument("--url", help="where vLLM runs; else --start")
+    parser.add_argument("--start", action="store_true", help="start vLLM of tiny qwen3, and stop it")
     parser.add_argument("--targets", type=Path, default=Path(".targets"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=REQUESTS)
@@ -186,7 +189,35 @@ def main(arguments: list[str]) -> int:
     if given.only_ours:
         print(json.dumps(by_their_definitions(asyncio.run(ours(given.url, given.requests, given.seed)))))
         return 0
-    targets, url = given.targets.resolve(), given.url
+    targets = given.targets.resolve()
+    if given.start == (given.url is not None):
+        parser.error("give --url, or --start")
+    if given.start:
+        with started(targets) as url:
+            return compare(given, targets, url)
+    return compare(given, targets, given.url)
+
+
+@contextlib.contextmanager
+def started(targets: Path) -> Iterator[str]:
+    """vLLM of tiny qwen3 on a port of its own; gives its address. Raises RuntimeError when it does not start."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).resolve().parent.parent / "servers" / "targets.py"
+    command = [sys.executable, str(script), "start", "vllm", "qwen3", "--port", str(port), "--at", str(targets)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = next((line.strip() for line in server.stdout if line.startswith("http://")), "")
+            if not url:
+                raise RuntimeError("vLLM did not start; its log is in the folder of the targets")
+            yield url
+        finally:
+            server.terminate()
+
+
+def compare(given: argparse.Namespace, targets: Path, url: str) -> int:
+    """Both tools in turns, then what a token costs each; prints the table."""
     theirs, mine = [], []
     for number in range(given.rounds):
         turn = [
