@@ -20,6 +20,9 @@ test-slow: $(STAMP)      ## the proofs that take minutes
 benign: $(STAMP)         ## how often healthy operators raise an alarm: 1,000 runs of each, goes on where it was stopped
 	$(BIN)/python tests/compare/benign_sweep.py --runs $(or $(RUNS),1000) --state reports/benign.jsonl
 
+schedules: $(STAMP)      ## random schedules of the engine against the reference: 1,000 of them, goes on where it was stopped
+	PYTHONPATH=tests $(BIN)/python tests/schedules/random_schedules.py --runs $(or $(RUNS),1000) --jobs 2
+
 selftest: $(STAMP)       ## every known fault and legal variant through the main job
 	$(BIN)/day0check selftest --jobs 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from small_model import small_model
 
 from day0check.backends.accelerated import Accelerated
 from day0check.checks import INVARIANTS, Answer, read_evidence
@@ -25,42 +24,16 @@ from day0check.snapshot import Snapshot, case_directory
 from day0check.types import Outputs, RunCase, to_json
 from day0check.worker.extra import TRAVELLING, compare_extra, make_run, runs_of
 from day0check.worker.job import Job, RunRecord, write_record
-from reference.presets import preset_dir
 from reference.weights import Checkpoint
 
 Break = tuple[str, Callable[..., Any]] | tuple[str, Callable[..., Any], str]
-
-
-KEPT = {"0": "0", "1": "1", "3": "2"}  # layers of preset tiny: delta rule, the same with experts, DSA
-
-
-def small_model(directory: Path) -> str:
-    """Three layers of preset tiny with a top-k of 16, so that a run costs little."""
-    source = preset_dir("tiny")
-    config = json.loads((source / "config.json").read_text())
-    text = config["text_config"]
-    text |= {"num_hidden_layers": 3, "index_topk": 16, "indexer_types": ["none", "none", "full"]}
-    text["linear_attn_config"] |= {"kda_layers": [1, 2], "full_attn_layers": [3]}
-    tensors = {}
-    for file in sorted(source.glob("*.safetensors")):
-        for name, value in load_file(str(file)).items():
-            layer = re.search(r"(?<=language_model\.model\.layers\.)\d+", name)
-            if layer is None or layer[0] in KEPT:
-                new = name if layer is None else name[: layer.start()] + KEPT[layer[0]] + name[layer.end() :]
-                tensors[new] = value
-    directory.mkdir()
-    for other in ("generation_config.json", "preprocessor_config.json", "tokenizer_config.json"):
-        shutil.copy(source / other, directory / other)
-    (directory / "config.json").write_text(json.dumps(config))
-    save_file(tensors, str(directory / "model.safetensors"))
-    return str(directory)
 
 
 class Stage:
     """`case` on the small model under profile bf16. `root` holds the healthy records."""
 
     def __init__(self, case: RunCase, folder: Path) -> None:
-        self.model_dir, self.case, self.root = small_model(folder / "model"), case, folder / "healthy"
+        self.model_dir, self.case, self.root = str(small_model(folder / "model")), case, folder / "healthy"
         root = self.root
         self.config = Checkpoint(self.model_dir).config
         self.book = NoiseBook()
