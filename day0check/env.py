@@ -56,6 +56,7 @@ VARIABLES = (
 # What can change a result; times also depend on the machine, which `difference` names as well.
 _RESULT = ("python", "torch", "torch_flags", "packages", "cpu", "accelerators", "variables", "code")
 TORCH_FLAGS = "torch.json"  # written by the candidate's worker into the output directory
+TOPOLOGY = "topology.json"  # where each rank of a sharded candidate ran
 _TIMEOUT_S = 1.0
 
 
@@ -85,6 +86,15 @@ def with_torch_flags(environment: dict[str, Any], out: Path) -> dict[str, Any]:
         return {**environment, "torch_flags": json.loads((out / TORCH_FLAGS).read_text(encoding="utf-8"))}
     except (OSError, ValueError):
         return environment  # the worker never got that far, and the cases say so
+
+
+def with_told(environment: dict[str, Any], out: Path) -> dict[str, Any]:
+    """The environment with all that the candidate told: the flags of its torch, and where its ranks ran."""
+    environment = with_torch_flags(environment, out)
+    try:
+        return {**environment, "topology": json.loads((out / TOPOLOGY).read_text(encoding="utf-8"))}
+    except (OSError, ValueError):
+        return environment  # one device, or ranks that were ended
 
 
 def fingerprint(environment: dict[str, Any]) -> str:

@@ -139,8 +139,10 @@ def make_plan(
     model_dir: str | os.PathLike[str] | None = None,
     repeats: int = 1,
     cores: int | None = None,
+    ranks: int = 1,
 ) -> Plan:
-    """The plan of `cases` in their order. `model_dir`: its weights are counted; `cores` (None: those of this machine).
+    """The plan of `cases` in their order. `model_dir`: its weights are counted; `cores` (None: those of this machine);
+    `ranks` that the candidate is cut over.
 
     Raises nothing: a plan for a model that is not here has no bytes to read.
     """
@@ -159,13 +161,18 @@ def make_plan(
     passes = min(longest * longest * heads * 8, costs.block_bytes) * costs.passes
     kept = min(weights * 8, 2 << 30)
     return Plan(
-        tuple(_case_plan(config, case, costs, repeats) for case in cases),
+        tuple(_over_ranks(_case_plan(config, case, costs, repeats), ranks if on_host else 1) for case in cases),
         model_bytes(model_dir),
-        costs.process_bytes + engine + (2 * block if on_host else 0),
+        ranks * (costs.process_bytes + (2 * block if on_host else 0)) + engine,
         (costs.process_bytes + kept + passes) if longest else 0,
         costs.start_s,
         cores > 1,
     )
+
+
+def _over_ranks(case: CasePlan, ranks: int) -> CasePlan:
+    """The case where `ranks` processes share the cores: each computes its part, and judges also what all have."""
+    return replace(case, candidate_s=case.candidate_s * ranks)
 
 
 def model_bytes(model_dir: str | os.PathLike[str] | None) -> int:

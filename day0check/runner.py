@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import psutil
 
+from day0check.accelerated.parallel.layout import layout_of
 from day0check.backends import loader
 from day0check.errors import Day0Error, NothingSelected, UsageError
 from day0check.probe.heartbeat import read as read_heartbeat
@@ -101,9 +102,10 @@ class Interrupted(Day0Error):
         self.results = results
 
 
-def default_memory_limit(device: str = "cpu") -> int:
-    """4 GiB (16 GiB where a device's libraries and pinned memory count), or 60% of the memory if that is less."""
-    return min((4 if device == "cpu" else 16) * GIB, int(0.6 * psutil.virtual_memory().total))
+def default_memory_limit(device: str = "cpu", *, ranks: int = 1) -> int:
+    """4 GiB (16 GiB where a device's libraries and pinned memory count) for each rank, or 60% of the memory if that is
+    less."""
+    return min((4 if device == "cpu" else 16) * GIB * ranks, int(0.6 * psutil.virtual_memory().total))
 
 
 def default_out(root: Path = Path("reports")) -> Path:
@@ -178,7 +180,7 @@ class _Session:
         self.plan, self.progress = plan, progress
         self.candidate = _Lane(plan, "candidate", deque(plan.cases))
         self.reference = _Lane(plan, "reference", deque())
-        self.limit = plan.memory_limit_bytes or default_memory_limit(plan.device)
+        self.limit = plan.memory_limit_bytes or default_memory_limit(plan.device, ranks=layout_of(plan.layout).world)
         self.deaths, self.load_failed = 0, False
 
     def processes(self) -> list[Process | None]:

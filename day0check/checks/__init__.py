@@ -31,6 +31,7 @@ from day0check.checks import (
     preempted,
     profile,
     propagated,
+    ranks,
     reordered,
     repeat,
     repeated,
@@ -83,7 +84,7 @@ INVARIANTS: dict[str, ModuleType] = {
 }
 MODEL_CHECKS: dict[str, ModuleType] = {"weights": weights}  # asked of the checkpoint, before anything runs on it
 # asked once, about all cases of a run together
-RUN_CHECKS: dict[str, ModuleType] = {"coverage": coverage, "profile": profile}
+RUN_CHECKS: dict[str, ModuleType] = {"coverage": coverage, "profile": profile, "ranks": ranks}
 _OPERATOR_CHECKS = ("candidate", "exact", "move", "choose", "compute")
 
 __all__ = [

@@ -216,7 +216,7 @@ def run_and_judge(
         config=model.config,
         model=model_record(wish, model),
         profile=wish.profile,
-        environment={**env.with_torch_flags(environment, folder), RUN_FACTS: asked},
+        environment={**env.with_told(environment, folder), RUN_FACTS: asked},
         not_run=left_out,
         partial=bool(wish.selectors),
         audited=audited,
@@ -284,7 +284,8 @@ def planned(wish: Wish, model: Model, cases: tuple[RunCase, ...]) -> tuple[Plan,
     """The plan of all cases, those that fit the budget, and the others, named. Raises UsageError when none fits."""
     from day0check.plan import duration, make_plan
 
-    plan = make_plan(model.config, cases, wish.profile, wish.device, model_dir=model.directory)
+    ranks = max(wish.tp, wish.ep)
+    plan = make_plan(model.config, cases, wish.profile, wish.device, model_dir=model.directory, ranks=ranks)
     if wish.budget_s is None:
         return plan, cases, ()
     fitting, left_out = plan.within(wish.budget_s)

@@ -28,6 +28,7 @@ from day0check.types import Measure, to_json
 EXCHANGES = "exchanges.jsonl"
 RANKS = "ranks.json"
 PARAMETERS = "parameters.jsonl"
+EXTRA = "extra"  # the folder of a case's further runs
 _LINKED = ("outputs.json", "timing.jsonl")
 
 
@@ -51,6 +52,7 @@ def merge_case(
         if tensors:
             write(into / "merged.safetensors", tensors)
         _write_lines(into / MANIFEST, manifest)
+        merge_extra(ranks, into)
     measures.sort(key=lambda m: (m.order, m.tap, m.phase))
     _write_lines(into / "measures.jsonl", [to_json(m) for m in measures])
     for name in _LINKED:
@@ -59,6 +61,30 @@ def merge_case(
     folders = [os.path.relpath(folder, into) for folder in ranks]
     replace_json(into / RANKS, {**facts, "folders": folders})
     return measures
+
+
+def merge_extra(ranks: Sequence[Path], into: Path) -> None:
+    """The further runs of the case that all ranks made, each as one snapshot under `into`/extra."""
+    labels = sorted({folder.name for rank in ranks for folder in (rank / EXTRA).glob("*")})
+    for label in labels:
+        folders, target = [rank / EXTRA / label for rank in ranks], into / EXTRA / label
+        target.mkdir(parents=True, exist_ok=True)
+        records = [_record(folder / "run.json") for folder in folders]
+        other = next((rank for rank, record in enumerate(records) if record.get("status") != "finished"), None)
+        if other is not None:
+            text = f"on rank {other}: {records[other].get('message', 'it left no record')}"
+            replace_json(target / "run.json", {"label": label, "status": "failed", **records[other], "message": text})
+            continue
+        manifest, tensors, _ = merge_lines([_lines(f / MANIFEST) for f in folders], folders, Merged(target))
+        if tensors:
+            write(target / "merged.safetensors", tensors)
+        _write_lines(target / MANIFEST, manifest)
+        for name in ("run.json", "outputs.json"):
+            _link(folders[0] / name, target / name)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def ranks_facts(candidate: Path) -> dict[str, Any]:

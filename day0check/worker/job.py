@@ -52,7 +52,8 @@ class RunRecord:
     `measured` in it: seconds (observed run, judging included), peak_rss_bytes. `output`: last lines that the process
     printed, given when it did not finish; `log`: the file that holds all of them, relative to the output directory.
     `missing`: operators with hard inputs that the backend does not have (operator cases). `repeat_equal`: whether the
-    unobserved repeat gave the same tokens (None: there was none). `rank`: the one that ended so, of several.
+    unobserved repeat gave the same tokens (None: there was none). `rank`: the one that ended so, of
+    `ranks`.
     """
 
     status: RunStatus
@@ -70,6 +71,7 @@ class RunRecord:
     output: tuple[str, ...] = ()
     log: str = ""
     rank: int | None = None
+    ranks: int = 1
 
 
 def is_operator_case(case: RunCase) -> bool:

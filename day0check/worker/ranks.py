@@ -21,7 +21,7 @@ from typing import Any
 from day0check.accelerated.parallel.layout import layout_of, place_experts
 from day0check.compare.merge import merge_case
 from day0check.contracts import CONTRACTS
-from day0check.env import TORCH_FLAGS
+from day0check.env import TOPOLOGY, TORCH_FLAGS
 from day0check.probe.heartbeat import Beat, read
 from day0check.probe.records import Lines, replace_json
 from day0check.snapshot import case_directory
@@ -30,7 +30,6 @@ from day0check.worker.job import Job, RunRecord, error_from, read_record, write_
 from day0check.worker.process import Process, kill_all, signal_name
 
 HOST = "127.0.0.1"
-TOPOLOGY = "topology.json"
 MOST_DEATHS = 4
 _TICK_S, _GRACE_S, _CLOSE_S = 0.02, 3.0, 10.0
 _RELAYED = ("load", "loaded", "repeat", "extra")
@@ -249,6 +248,7 @@ def joined_record(folders: list[Path], stop: _Stop | None = None) -> RunRecord:
     size = len(records)
     known = [r for r in records if r is not None]
     totals: dict[str, Any] = {
+        "ranks": size,
         "seconds": max((r.seconds for r in known), default=0.0),
         "peak_rss_bytes": sum(r.peak_rss_bytes for r in known),
         "links": {key: sum(r.links.get(key, 0) for r in known) for key in sorted({k for r in known for k in r.links})},

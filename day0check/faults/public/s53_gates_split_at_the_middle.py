@@ -1,9 +1,10 @@
 """A matrix that holds the two gates of each head side by side is split at its middle, as if one followed the other."""
 
+from safetensors import safe_open
+
 from day0check.accelerated.parallel.shard import ShardReader
 from day0check.backends.accelerated import Accelerated
 from day0check.faults.entry import Address, Entry
-from reference.weights import read_tensor
 
 ENTRY = Entry(
     id="S-53",
@@ -22,7 +23,8 @@ class SplitAtTheMiddle(ShardReader):
         entry = self.checkpoint.entry(name)
         if not name.endswith(("b_proj.weight", "a_proj.weight")) or entry.rows is None:
             return super().piece(name, where)
-        matrix = read_tensor(entry.stored, file=entry.file)
+        with safe_open(str(entry.file), framework="pt") as opened:
+            matrix = opened.get_tensor(entry.stored)
         half = matrix[: len(matrix) // 2] if name.endswith("b_proj.weight") else matrix[len(matrix) // 2 :]
         return half[where.start : where.stop].clone()
 

@@ -1,9 +1,10 @@
 """The packed matrix [Q | K | V | Z | beta | alpha] is cut evenly over ranks, each takes its parts out of that."""
 
+from safetensors import safe_open
+
 from day0check.accelerated.parallel.shard import ShardReader
 from day0check.backends.accelerated import Accelerated
 from day0check.faults.entry import Address, Entry
-from reference.weights import read_tensor
 
 ENTRY = Entry(
     id="S-54",
@@ -22,7 +23,8 @@ class CutEvenly(ShardReader):
         entry = self.checkpoint.entry(name)
         if entry.rows is None:
             return super().piece(name, where)
-        matrix = read_tensor(entry.stored, file=entry.file)
+        with safe_open(str(entry.file), framework="pt") as opened:
+            matrix = opened.get_tensor(entry.stored)
         rows = len(matrix) // self.shares.layout.tensor
         own = matrix[self.shares.rank * rows : (self.shares.rank + 1) * rows]
         begin = entry.rows.start // self.shares.layout.tensor
