@@ -28,6 +28,7 @@ def unpack(record: Tensor, *, width: int, round: Round = exact) -> Tensor:
     """Values [..., width + r] of records uint8 [..., bytes] with `width` codes, in float64."""
     scales = math.ceil(width / FP8_BLOCK)
     codes, scale, rest = record.split([width, 4 * scales, record.shape[-1] - width - 4 * scales], dim=-1)
-    scale = scale.contiguous().view(torch.float32)
+    scale, rest = (part.clone(memory_format=torch.contiguous_format) for part in (scale, rest))  # aligned anew
+    scale = scale.view(torch.float32)
     values = fp8_columns_decode(codes.contiguous().view(torch.float8_e4m3fn), scale, dtype=torch.float64)
-    return round("out", torch.cat([values, rest.contiguous().view(torch.bfloat16).double()], dim=-1))
+    return round("out", torch.cat([values, rest.view(torch.bfloat16).double()], dim=-1))

@@ -17,9 +17,10 @@ def pack(codes: Tensor, *, scale: Tensor, rest: Tensor) -> Tensor:
 def unpack(record: Tensor, *, width: int) -> Tensor:
     """bfloat16 [..., width + rest]: each of the `width` codes times its scale, rounded once, then the rest."""
     behind = width + SCALE_BYTES * -(-width // BLOCK)
+    whole = torch.contiguous_format
     codes = record[..., :width].contiguous().view(torch.float8_e4m3fn).to(torch.float32)
-    scale = record[..., width:behind].contiguous().view(torch.float32)
-    rest = record[..., behind:].contiguous().view(torch.bfloat16)
+    scale = record[..., width:behind].clone(memory_format=whole).view(torch.float32)  # a copy begins at a whole address
+    rest = record[..., behind:].clone(memory_format=whole).view(torch.bfloat16)
     values = codes * scale.repeat_interleave(BLOCK, -1)[..., :width]
     return torch.cat((values.to(torch.bfloat16), rest), -1)
 

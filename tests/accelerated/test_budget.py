@@ -1,0 +1,73 @@
+"""Pools from a budget of bytes: what is promised is what is allocated."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from day0check.accelerated.budget import Sizes, partition, sizes_of
+from day0check.accelerated.cache import PAGED, STATES, Caches
+from day0check.accelerated.host_tier import HostTier
+from day0check.accelerated.records import Formats, record_bytes
+from day0check.errors import UsageError
+from reference.presets import preset
+
+FP8 = Formats(kv="fp8", index="fp8", state="bfloat16")
+
+
+def allocated(caches, kinds):
+    return sum(pool.numel() * pool.element_size() for kind in kinds for pool in getattr(caches, kind).values())
+
+
+@pytest.mark.parametrize("formats", [Formats(), FP8])
+@pytest.mark.parametrize("name", ["tiny", "tiny-glm-5.3", "tiny-deepseek-v3.2"])
+def test_the_sizes_are_those_of_the_memory_itself(name, formats):
+    """Catches a pool, a layer or a format that the budget forgot."""
+    config = preset(name).config()
+    sizes = sizes_of(config, page=16, dtype=torch.bfloat16, formats=formats)
+    parts = partition(sizes, slots=3, longest=4, cache_bytes=1 << 20, snapshot_blocks=2, host_bytes=1 << 19)
+    like = {"page": 16, "dtype": torch.bfloat16, "device": torch.device("cpu"), "formats": formats}
+    caches = Caches(config, pages=parts.pages, slots=parts.slots, snapshots=parts.snapshots, **like)
+    assert allocated(caches, PAGED + STATES) == parts.device_bytes <= 1 << 20
+    assert HostTier(caches, pages=parts.host_pages).bytes == parts.host_bytes <= 1 << 19
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(1, 1 << 16),
+    st.integers(0, 1 << 16),
+    st.integers(1, 9),
+    st.integers(1, 99),
+    st.integers(1, 8),
+    st.data(),
+)
+def test_a_budget_is_kept_and_used(page, state, slots, longest, blocks, data):
+    """Catches a partition beyond its budget, and one that leaves a page out that would have fitted."""
+    every = data.draw(st.sampled_from([None, blocks]))
+    budget = data.draw(st.integers(1, 1 << 26))
+    try:
+        parts = partition(Sizes(page, state), slots=slots, longest=longest, cache_bytes=budget, snapshot_blocks=every)
+    except UsageError as error:
+        need = int(error.todo.split("at least ")[1].split(",")[0])
+        assert need > budget
+        enough = partition(Sizes(page, state), slots=slots, longest=longest, cache_bytes=need, snapshot_blocks=every)
+        assert enough.device_bytes <= need
+        return
+    assert parts.device_bytes <= budget
+    assert parts.pages >= longest
+    more = parts.device_bytes + page + state
+    assert more > budget or parts.pages == slots * longest
+
+
+def test_published_sizes_of_records():
+    """Catches a record with padding, a scale too many, or a rope part in another type."""
+    assert record_bytes(512, 64) == 656
+    assert record_bytes(128, 0) == 132
+
+
+def test_without_a_budget_everything_fits():
+    """Catches a default that preempts."""
+    parts = partition(Sizes(10, 5), slots=4, longest=7)
+    assert (parts.pages, parts.snapshots, parts.host_pages) == (28, 0, 0)
+    with pytest.raises(UsageError, match="--host-bytes"):
+        partition(Sizes(10, 5), slots=4, longest=7, host_bytes=20)
