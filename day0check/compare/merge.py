@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from day0check.compare.merge_exchanges import exchange_measures, pair_measures
+from day0check.compare.merge_exchanges import exchange_measures, number_measures, pair_measures
 from day0check.compare.merge_manifest import Merged, merge_lines
 from day0check.contracts import CONTRACTS
 from day0check.probe.capture import MANIFEST
@@ -47,6 +47,7 @@ def merge_case(
         lines = [_lines(folder / EXCHANGES) for folder in ranks]
         measures += exchange_measures(lines)
         measures += pair_measures(lines, expert_parallel=expert_parallel)
+        measures += number_measures(lines, facts["experts"]) if facts.get("experts") else []
         manifest, tensors, replicas = _manifest(ranks, into)
         measures += replicas + _outputs(snapshots)
         if tensors:

@@ -90,6 +90,33 @@ def pair_measures(ranks: Sequence[Sequence[Line]], *, expert_parallel: bool) -> 
     return found
 
 
+def number_measures(ranks: Sequence[Sequence[Line]], held: Sequence[Sequence[int]]) -> list[Measure]:
+    """A measure for each layer and phase whose experts lie on several ranks: those that a rank decodes out of its stack
+    are those of the pairs that it computes. `held`: the experts in the stack of each rank, in its order."""
+    found: dict[tuple[str, str], Measure] = {}
+    for rank, lines in enumerate(ranks):
+        for line in lines:
+            place = line["tap"].partition(".moe.")[0]
+            if line["operator"] != "moe.experts" or not line.get("converted") or not place.startswith("layers."):
+                continue
+            named = [held[rank][number] if number < len(held[rank]) else -1 for number in line["converted"]]
+            wrong = [(due, got) for due, got in zip(line["active"], named, strict=False) if due != got]
+            count = len(wrong) + abs(len(named) - len(line["active"]))
+            known = found.get((place, line["phase"]))
+            if known is not None and (not known.passed or not count):
+                continue
+            pattern = text = ""
+            if count:
+                pattern, first = "weights of another expert", wrong[0] if wrong else (line["active"], named)
+                text = f"rank {rank} computes the pairs of expert {first[0]} with the weights of expert {first[1]}"
+            where = (rank if count else None, (None, None))
+            rows = len(line["active"])
+            found[place, line["phase"]] = _moe(
+                place, "moe.convert", "numbers", line, rows, count, pattern, text, *where
+            )
+    return list(found.values())
+
+
 def _on_ranks(members: list[tuple[int, Line]], expert_parallel: bool) -> list[list[tuple[int, Line]]]:
     """The lines among which a pair must occur once: those of all ranks, or of each by itself."""
     if expert_parallel:

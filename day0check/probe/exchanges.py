@@ -6,7 +6,8 @@ One JSON line for each call of `comm.all_gather` and `comm.all_to_all`:
 `nth` counts the calls of a tap within a step, so that the lines of all ranks can be laid side by side.
 Of routed experts:
     moe.route    chosen: [[request index, position, expert, expert, ...] of each row]
-    moe.experts  pairs: [[request index, position, expert] of each pair], results: [digest of each pair's result]
+    moe.experts  pairs: [[request index, position, expert] of each pair], results: [digest of each pair's result],
+                 active: [expert, ...], converted: [number in the rank's stack of each, empty where none was converted]
     moe.combine  where: [[request index, position] of each row], pairs: [number of each pair], results: [digest]
 Standard library + torch >= 2.1, Python >= 3.9.
 """
@@ -22,6 +23,7 @@ from .recorder import Call, Observer
 
 GATHER, EXCHANGE = "comm.all_gather", "comm.all_to_all"
 ROUTE, DISPATCH, EXPERTS, COMBINE = "moe.route", "moe.dispatch", "moe.experts", "moe.combine"
+CONVERT = "moe.convert"
 
 
 class Exchanges(Observer):
@@ -31,6 +33,7 @@ class Exchanges(Observer):
         self.sink = sink
         self._seen: Dict[str, int] = {}  # calls of each tap in this step
         self._dispatched: Dict[str, Tuple[List[int], List[int]]] = {}  # place -> active experts, offsets
+        self._converted: Dict[str, List[int]] = {}  # place -> numbers in the stack that were converted last
 
     def before(self, call: Call) -> Optional[Dict[str, List[int]]]:
         """Digests of what is about to be sent: a collective may work in place."""
@@ -51,14 +54,18 @@ class Exchanges(Observer):
             where = list(map(list, zip(call.rows.owner, call.rows.position)))
             pairs, digests = call.kwargs["order"].tolist(), row_digests(call.args[0]).tolist()
             self.sink({**self._head(call), "where": where, "pairs": pairs, "results": digests})
+        elif call.operator == CONVERT and isinstance(call.kwargs.get("experts"), torch.Tensor):
+            self._converted[call.place] = call.kwargs["experts"].tolist()
         elif call.operator == DISPATCH and len(results) == 4:
             self._dispatched[call.place] = (results[2].tolist(), results[3].tolist())
         elif call.operator == EXPERTS and call.place in self._dispatched:
-            pairs = _pairs(call, *self._dispatched[call.place])
-            self.sink({**self._head(call), "pairs": pairs, "results": row_digests(results[0]).tolist()})
+            active, offsets = self._dispatched[call.place]
+            line = {"pairs": _pairs(call, active, offsets), "results": row_digests(results[0]).tolist()}
+            numbers = {"active": active, "converted": self._converted.get(call.place, [])}
+            self.sink({**self._head(call), **line, **numbers})
 
     def end_step(self, step: int) -> None:
-        self._seen, self._dispatched = {}, {}
+        self._seen, self._dispatched, self._converted = {}, {}, {}
 
     def _head(self, call: Call) -> Dict[str, Any]:
         nth = self._seen.get(call.tap, 0)

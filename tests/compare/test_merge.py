@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from day0check.compare.merge import merge_case, merged_measures, rank_folders
-from day0check.compare.merge_exchanges import exchange_measures, pair_measures
+from day0check.compare.merge_exchanges import exchange_measures, number_measures, pair_measures
 from day0check.compare.merge_manifest import joined, read_dims
 from day0check.compare.merge_parameters import Part, parts_of
 from day0check.probe.capture import Capture
@@ -172,6 +172,19 @@ def test_each_pair_is_computed_once_and_summed_where_it_belongs():
         first = next(m for m in found if m.operator == operator)
         assert first.pattern == pattern
         assert position is None or first.position == position
+
+
+def test_experts_are_computed_with_their_own_weights():
+    """Catches a rank that counts the experts in its stack from another one."""
+    ranks = routed()
+    ranks[0][1] |= {"active": [0, 1], "converted": [0, 1]}
+    ranks[1][0] |= {"active": [2], "converted": [0]}
+    (right,) = number_measures(ranks, [[0, 1], [2, 3]])
+    assert (right.passed, right.operator) == (True, "moe.convert")
+    ranks[1][0]["converted"] = [1]
+    (wrong,) = number_measures(ranks, [[0, 1], [2, 3]])
+    assert (wrong.passed, wrong.rank) == (False, 1)
+    assert wrong.message == "rank 1 computes the pairs of expert 2 with the weights of expert 3"
 
 
 # ----------------------------------------------------------------------------------------------------- a whole case
