@@ -4,6 +4,9 @@ Row i of the layer needs the model's own final row i and token i + 1 (model.md 2
 token in every step. Here it runs after the requests, in one piece over each whole sequence and in memory of its own:
 its operators are called and judged as any others, and no schedule, page or state of the model depends on it. Nothing
 is proposed and nothing accepted; the model's own tokens are the same with it and without.
+
+The final rows are those of the model's own steps: a second pass would choose other experts and keys where two are
+close, and its drafts would follow from choices that nobody recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from day0check.accelerated import layers
 from day0check.accelerated.batch import Batch, Part, make_batch
 from day0check.accelerated.cache import Caches
 from day0check.accelerated.engine import Engine
-from day0check.accelerated.residual import PlainSpine
+from day0check.accelerated.residual import PlainSpine, Spine
 from day0check.accelerated.weights import Draft
 from day0check.probe.recorder import Caller, Recorder
 from day0check.types import Outputs, Request
@@ -23,9 +26,51 @@ from day0check.types import Outputs, Request
 PAGE = 64
 
 
-def run_drafts(engine: Engine, requests: tuple[Request, ...], outputs: Outputs, caller: Caller, *, step: int) -> None:
-    """Runs the draft layer, if the model has one, over the sequence of each finished request without images; the steps
-    are numbered from `step` on."""
+class FinalRows:
+    """What the layers of the model make of each row of each request inside `with`, before the final norm; of two rows
+    of one position the later. Nothing where the model has no draft layer."""
+
+    def __init__(self, engine: Engine, caller: Caller) -> None:
+        self.engine, self.caller = engine, quiet(caller)
+        self._rows: dict[str, dict[int, tuple[Tensor, int]]] = {}
+
+    def __enter__(self) -> FinalRows:
+        self.engine.after_layers = None if self.engine.model.draft is None else self.keep
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.after_layers = None
+
+    def keep(self, batch: Batch, spine: Spine) -> None:
+        every = torch.arange(len(batch.ids), device=batch.ids.device)
+        with self.caller.recorder.step(batch.phase, batch.rows, 0):
+            rows = spine.output(self.caller.at(""), every, batch.rows)
+        first = 0
+        for part in batch.parts:
+            own = self._rows.setdefault(part.request, {})
+            own.update((part.start + i, (rows, first + i)) for i in range(len(part.tokens)))
+            first += len(part.tokens)
+
+    def of(self, request: str, count: int) -> Tensor | None:
+        """The rows [count, D] of positions 0 to count - 1; None where a step ran without some of them, because their
+        pages were those of another request."""
+        own = self._rows.get(request, {})
+        if any(position not in own for position in range(count)):
+            return None
+        return torch.stack([rows[row] for rows, row in (own[position] for position in range(count))])
+
+
+def quiet(caller: Caller) -> Caller:
+    """The same operators with nobody looking on: for rows that were all seen before."""
+    return type(caller)(caller.operators, Recorder())
+
+
+@torch.no_grad()
+def run_drafts(
+    engine: Engine, requests: tuple[Request, ...], outputs: Outputs, caller: Caller, finals: FinalRows, *, step: int
+) -> None:
+    """Runs the draft layer, if the model has one, over the sequence of each finished request without images whose
+    every row was computed; the steps are numbered from `step` on."""
     if engine.model.draft is None:
         return
     for request in requests:
@@ -33,33 +78,24 @@ def run_drafts(engine: Engine, requests: tuple[Request, ...], outputs: Outputs, 
         images = any(turn.images for turn in request.turns)
         if len(sequence) < 2 or images or outputs.finish.get(request.id) == "aborted":
             continue
-        _one(engine, request.id, sequence, caller, step)
-        step += 1
+        rows = finals.of(request.id, len(sequence) - 1)
+        if rows is not None:
+            _one(engine, request.id, sequence, caller, rows, step)
+            step += 1
 
 
-@torch.no_grad()
-def _one(engine: Engine, request: str, sequence: tuple[int, ...], caller: Caller, step: int) -> None:
+def _one(engine: Engine, request: str, sequence: tuple[int, ...], caller: Caller, rows: Tensor, step: int) -> None:
     pages = -(-len(sequence) // PAGE)
     caches = engine.caches(pages=pages, page=PAGE, slots=1, drafts=True)
     table, slot = tuple(caches.pages.take() for _ in range(pages)), caches.slots.take()
     part = Part(request, sequence[:-1], start=0, table=table, slot=slot, wants_logits=False)
     batch = make_batch("prefill", [part], page=PAGE, device=engine.device)
-    hidden = _hidden(engine, batch, caches, caller)
+    alone = quiet(caller)
+    with alone.recorder.step("prefill", batch.rows, step):
+        hidden = alone.at("")("norm.rms", rows, site="final", weight=engine.model.final_norm, eps=engine.config.eps)
     with caller.recorder.step("prefill", batch.rows, step):
         following = torch.tensor(sequence[1:], device=engine.device)
         _layer(engine, engine.model.draft, batch, caches, caller, hidden=hidden, following=following)
-
-
-def _hidden(engine: Engine, batch: Batch, caches: Caches, caller: Caller) -> Tensor:
-    """The model's rows [rows, D] behind its final norm; nobody looks on, these calls were all seen before."""
-    quiet = Recorder()
-    with quiet.step("prefill", batch.rows, 0):
-        alone = type(caller)(caller.operators, quiet)
-        x = alone.at("")("embed.tokens", batch.ids, weight=engine.model.embed)
-        spine = engine.through_layers(alone, caches, batch, x)
-        every = torch.arange(len(batch.ids), device=engine.device)
-        x = spine.output(alone.at(""), every, batch.rows)
-        return alone.at("")("norm.rms", x, site="final", weight=engine.model.final_norm, eps=engine.config.eps)
 
 
 def _layer(

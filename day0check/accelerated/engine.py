@@ -53,6 +53,7 @@ class Engine:
             self.model, self.config = ranks.read(checkpoint, dtype=dtype, device=device)
         self.workspace = Workspace(self.model, device)
         self.layouts = dict(layouts or {})
+        self.after_layers: Callable[[Batch, Spine], None] | None = None  # sees each step between its layers and logits
         self.wanted_logits: Tensor | None = None  # [wanted rows, V] of the latest step, None when it wanted none
 
     def caches(
@@ -127,14 +128,16 @@ class Engine:
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def _decoder(self, caller: Caller, caches: Caches, batch: Batch, x: Tensor) -> list[int]:
-        spine = self.through_layers(caller, caches, batch, x)
+        spine = self._through_layers(caller, caches, batch, x)
+        if self.after_layers is not None:
+            self.after_layers(batch, spine)
         self.wanted_logits = None
         if not batch.wanted:
             return []
         wanted = torch.tensor(batch.wanted, device=x.device)
         return self._choose(caller, batch, spine.output(caller.at(""), wanted, batch.rows.take(batch.wanted)))
 
-    def through_layers(self, caller: Caller, caches: Caches, batch: Batch, x: Tensor) -> Spine:
+    def _through_layers(self, caller: Caller, caches: Caches, batch: Batch, x: Tensor) -> Spine:
         """The residual spine behind all decoder layers, from the embeddings `x` [rows, D]."""
         step = layers.Step(self.config, caches, self.workspace, caller, batch, ranks=self.ranks)
         if self.config.rope.sections is not None:

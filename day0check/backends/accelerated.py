@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from day0check.accelerated.cache import CachePools
-from day0check.accelerated.draft import run_drafts
+from day0check.accelerated.draft import FinalRows, run_drafts
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.ops import TABLE, WEIGHTS
 from day0check.accelerated.parallel.layout import layout_of
@@ -82,10 +82,12 @@ class Accelerated:
             raise UsageError("no model is loaded", where="accelerated backend", todo="call load first")
         if self._engine.ranks is not None:
             recorder.dims = self._engine.ranks.dims
-        scheduler = Scheduler(self._engine, requests, schedule, self._caller(self._operators, recorder))
+        caller = self._caller(self._operators, recorder)
+        scheduler = Scheduler(self._engine, requests, schedule, caller)
         self._pools = CachePools(scheduler.caches, scheduler.tenancies)
-        outputs = scheduler.run()
-        run_drafts(self._engine, requests, outputs, scheduler.caller, step=scheduler.step)
+        with FinalRows(self._engine, caller) as finals:
+            outputs = scheduler.run()
+        run_drafts(self._engine, requests, outputs, caller, finals, step=scheduler.step)
         return outputs
 
     def ranks(self, layout: dict[str, Any]) -> Ranks | None:

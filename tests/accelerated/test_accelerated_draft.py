@@ -31,9 +31,27 @@ def tokens(seed: int, count: int) -> tuple[int, ...]:
     return tuple(torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
 
 
-def run(requests, schedule, model: str = MODEL):
-    backend, seen = Accelerated(), Seen()
-    backend.load(str(preset_dir(model)), "fp32", "cpu", {})
+class Kept(Observer):
+    """Bits of the rows behind the final norm and of those that the draft layer reads, by request and position."""
+
+    def __init__(self):
+        self.final, self.read = {}, {}
+
+    def before(self, call):
+        if call.tap == f"{PLACE}.norm.rms.draft_hidden":
+            self._put(self.read, call, call.args[0])
+
+    def after(self, call, token, results):
+        if call.tap == "norm.rms.final":
+            self._put(self.final, call, results[0])
+
+    def _put(self, where, call, rows):
+        where.update((call.rows.address(i), row.clone()) for i, row in enumerate(rows))
+
+
+def run(requests, schedule, model: str = MODEL, *, seen=None, profile: str = "fp32"):
+    backend, seen = Accelerated(), seen or Seen()
+    backend.load(str(preset_dir(model)), profile, "cpu", {})
     return backend.run(requests, schedule, Recorder([seen])), seen
 
 
@@ -53,6 +71,17 @@ def test_drafts_are_those_of_the_reference():
         found = torch.stack([seen.rows[request.id, p] for p in range(len(sequence) - 1)])
         assert float((found - state.drafted).abs().max() / state.drafted.abs().max()) < 2e-5
     assert len(seen.rows) == sum(len(s) - 1 for s in outputs.sequences.values())
+
+
+def test_reads_the_rows_of_the_models_own_steps():
+    """Catches rows of a second pass, whose experts and keys differ where two are close."""
+    requests = (
+        Request("a", (Turn(tokens(1, 150)),), max_new_tokens=6),
+        Request("b", (Turn(tokens(3, 90)),), max_new_tokens=3),
+    )
+    _, kept = run(requests, Schedule(chunk=40, page=16), seen=Kept(), profile="bf16")
+    assert len(kept.final) == 9
+    assert all(torch.equal(row, kept.read[address]) for address, row in kept.final.items())
 
 
 def test_the_models_own_calls_come_first_and_are_the_same():
@@ -80,6 +109,18 @@ def test_what_has_nothing_to_draft_is_left_alone(requests, schedule):
     """Catches a pass over no rows, and one over a request that was given up."""
     _, seen = run(requests, schedule)
     assert not any(tap.startswith(PLACE) for tap in seen.taps)
+
+
+def test_rows_of_another_request_are_not_made_up():
+    """Catches drafts of a request that begins behind a prefix: its first rows were never computed for it."""
+    prompt = tokens(1, 70)
+    requests = (
+        Request("a", (Turn(prompt),), max_new_tokens=2),
+        Request("b", (Turn((*prompt, *tokens(2, 9))),), max_new_tokens=2, arrive_step=6),
+    )
+    outputs, seen = run(requests, Schedule(page=16, prefix_cache=True))
+    assert outputs.finish.keys() == {"a", "b"}
+    assert {request for request, _ in seen.rows} == {"a"}
 
 
 def test_a_model_without_the_layer_drafts_nothing():
