@@ -16,6 +16,7 @@ TEXTS = (
     "alone_equals_batched",
     "reordered",
     "mixed_steps",
+    "padded",
     "preempted",
     "offloaded",
     "warm_prefix",
@@ -79,6 +80,12 @@ class StaleState:
         return inner(pool, slots=old if again else slots)
 
 
+def padding_is_one_more_token(inner, q, *, offsets, **kwargs):
+    offsets = offsets.clone()
+    offsets[-1] = min(len(q), int(offsets[-1]) + 1)
+    return inner(q, offsets=offsets, **kwargs)
+
+
 def first_page_everywhere(inner, pool, *, host, pages, places):
     return inner(pool, host=host, pages=pages, places=places[:1].expand(len(places)))
 
@@ -140,6 +147,7 @@ BITES = {
     "alone_equals_batched": (("mlp.dense", leaks_from_the_last_row), ("alone-long",)),
     "reordered": (("kda.attention", second_request_scaled), ("reversed",)),
     "mixed_steps": (("kda.attention", single_rows_afresh, "prefill"), ("mixed-7",)),
+    "padded": (("kda.attention", padding_is_one_more_token, "decode"), ("padded-5",)),
     "offloaded": (("kv.reload", first_page_everywhere), ("offload-long",)),
     "warm_prefix": (("prefix.match", half_a_block_is_a_hit), ("warm-long-12",)),
     "causality": (("kda.output", sees_the_next_row), ("later-long-18",)),
