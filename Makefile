@@ -26,8 +26,10 @@ schedules: $(STAMP)      ## random schedules of the engine against the reference
 selftest: $(STAMP)       ## every known fault and legal variant through the main job
 	$(BIN)/day0check selftest --jobs 2
 
-bench: $(STAMP)          ## speed beside the float32 reference, and memory over layers beside other ways to keep experts
-	$(BIN)/python -m bench.engine; speed=$$?; $(BIN)/python -m bench.memory && exit $$speed
+bench: $(STAMP)          ## speed beside the float32 reference and of comparisons beside reading; memory over layers
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[fast]" || true
+	$(BIN)/python -m bench.engine; speed=$$?; $(BIN)/python -m bench.compare; pairs=$$?; \
+	$(BIN)/python -m bench.memory && exit $$((speed | pairs))
 
 long: $(STAMP)           ## 128k tokens with all choices judged, and a decode step behind a million: a quarter of an hour
 	$(BIN)/python -m bench.long

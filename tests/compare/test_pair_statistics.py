@@ -1,0 +1,112 @@
+"""All statistics of a pair of stored tensors in one pass, by torch and by the compiled loop where it is installed."""
+
+import importlib.util
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from day0check.compare import pair_statistics as module
+from day0check.compare.pair_statistics import FORMATS, compiled, joined, pair_statistics
+
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
+WAYS = [False, pytest.param(True, marks=pytest.mark.skipif(not HAS_NUMBA, reason="the extra `fast` is not installed"))]
+
+
+def pair(dtype, shape=(7, 300), seed=0, off=0.01):
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randn(shape, generator=generator) * torch.exp2(torch.randint(-5, 6, shape, generator=generator))
+    return (truth * (1 + off * torch.randn(shape, generator=generator))).to(dtype), truth.to(dtype)
+
+
+def slowly(a, b):
+    x, o = a.double(), b.double()
+    return x - o, o
+
+
+@pytest.mark.parametrize("fast", WAYS)
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("shape", [(7, 300), (1, 9000), (300, 3), (5,), (2, 3, 70)])
+def test_every_statistic_is_that_of_float64(dtype, shape, fast):
+    """Catches a code that is widened wrongly, a row or a block at the end that is left out."""
+    a, b = pair(dtype, shape)
+    found = pair_statistics(a, b, fast=fast)
+    e, o = slowly(a, b)
+    rows = (shape[0], -1)
+    assert found.elements == a.numel()
+    assert found.error == pytest.approx(float(e.square().sum()), rel=1e-5)
+    assert found.signal == pytest.approx(float(o.square().sum()), rel=1e-5)
+    assert found.product == pytest.approx(float((e * o).sum()), rel=1e-3, abs=1e-5 * found.signal)
+    assert found.largest == float(e.abs().max())
+    torch.testing.assert_close(found.row_error, e.reshape(rows).square().sum(1), rtol=1e-5, atol=1e-12)
+    torch.testing.assert_close(found.row_signal, o.reshape(rows).square().sum(1), rtol=1e-5, atol=1e-12)
+    assert found.odd == 0
+
+
+@pytest.mark.parametrize("fast", WAYS)
+def test_every_code_of_e4m3_is_read_as_torch_reads_it(fast):
+    """Catches a subnormal, a sign or the NaN of the format that bits moved by hand get wrong."""
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).reshape(1, -1)
+    zero = torch.zeros(1, 256).to(torch.float8_e4m3fn)
+    values = codes.float().nan_to_num(nan=0.0).double()
+    found = pair_statistics(codes, zero, fast=fast)
+    assert found.error == pytest.approx(float(values.square().sum()), rel=1e-6)
+    assert (found.largest, found.odd) == (448.0, 2)
+    for code in range(256):
+        one = pair_statistics(codes[:, code : code + 1], zero[:, :1], fast=fast)
+        assert one.largest == abs(float(values[0, code])), code
+
+
+@pytest.mark.parametrize("fast", WAYS)
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_what_is_no_number_is_counted_where_its_bits_differ_and_nowhere_else(dtype, fast):
+    """Catches a NaN that makes a sum NaN, or that hides between two sums."""
+    a, b = pair(dtype, (6, 5000))
+    a[2, 17] = torch.nan
+    a[3, 4999] = b[3, 4999] = torch.nan
+    if dtype != torch.float8_e4m3fn:
+        a[4, 0] = torch.inf
+        b[5, 1] = -torch.inf
+    found = pair_statistics(a, b, fast=fast)
+    x, o = a.double(), b.double()
+    finite = torch.isfinite(x) & torch.isfinite(o)
+    e = torch.where(finite, x - o, 0.0)
+    assert found.odd == (1 if dtype == torch.float8_e4m3fn else 3)
+    assert found.error == pytest.approx(float(e.square().sum()), rel=1e-5)
+    assert found.largest == float(e.abs().max())
+
+
+@given(st.lists(st.integers(0, 9), max_size=4), st.sampled_from(FORMATS), st.integers(0, 10))
+@settings(max_examples=25, deadline=None)
+def test_slices_joined_are_the_whole(cuts, dtype, seed):
+    """Catches statistics of a tensor that is read a slice at a time and loses one."""
+    a, b = pair(dtype, (9, 40), seed)
+    edges = sorted({0, 9, *cuts})
+    whole, parts = pair_statistics(a, b), joined(pair_statistics(a[i:j], b[i:j]) for i, j in pairwise(edges))
+    assert (parts.elements, parts.largest, parts.odd) == (whole.elements, whole.largest, whole.odd)
+    assert parts.error == pytest.approx(whole.error, rel=1e-5)
+    assert torch.allclose(parts.row_signal, whole.row_signal, rtol=1e-5)
+
+
+def test_memory_is_bounded_by_a_block(monkeypatch):
+    """Catches a comparison that widens a whole tensor."""
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", 64)
+    a, b = pair(torch.bfloat16, (33, 150))
+    made = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **kw: made.append(size) or empty(*size, **kw))
+    found = pair_statistics(a, b, fast=False)
+    assert found.error == pytest.approx(float((a.double() - b.double()).square().sum()), rel=1e-5)
+    assert made
+    assert max(n for size in made for n in size) <= 64
+
+
+def test_pairs_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="has no statistics"):
+        pair_statistics(torch.zeros(2, 3), torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="no compiled loop"):
+        pair_statistics(torch.zeros(2, 3).half(), torch.zeros(2, 3).half(), fast=True)
+    assert pair_statistics(torch.zeros(2, 3).half(), torch.ones(2, 3)).error == pytest.approx(6)
+    assert (compiled() is not None) == HAS_NUMBA
