@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from day0check.accelerated.ops import TABLE
+from day0check.compare.choices import judge_choice
 from day0check.compare.compute import judge_compute
 from day0check.compare.judgement import excess
 from day0check.compare.quantise import judge_quantiser
@@ -51,6 +52,9 @@ FP8_KINDS = (
 )  # quantised rows: by whom, how
 
 
+CHOICES = ("dsa.select", "moe.route", "sample.token")  # what chooses is judged by its scores, under the tie rule
+
+
 @dataclass(frozen=True)
 class Subject:
     """An operator in one of its forms; `form` is "" where it has none, FP8_FORM for the fused one on quantised rows."""
@@ -68,6 +72,8 @@ class Subject:
         """The kernels of the fast path claim the fused form only."""
         if self.form == FP8_FORM:
             return FP8_KINDS
+        if self.operator in CHOICES:
+            return ("float32", "kernel")
         fused = not self.form or FUSED_FORMS.get(self.operator) == self.form
         return KINDS if fused and self.operator in TABLE else KINDS[:3]
 
@@ -84,7 +90,7 @@ class Run:
 
 
 def subjects() -> tuple[Subject, ...]:
-    computed = [c for c in CONTRACTS.values() if c.kind == "compute" and c.hard_inputs]
+    computed = [c for c in CONTRACTS.values() if c.hard_inputs and (c.kind == "compute" or c.name in CHOICES)]
     plain = [Subject(c.name, form) for c in computed for form in ([f.name for f in c.forms] or [""])]
     return (*plain, *(Subject(name, FP8_FORM) for name in FP8_INPUTS))
 
@@ -95,6 +101,8 @@ def healthy(contract: Contract, arguments: dict[str, Any], profile: Profile, kin
     if kind == "kernel":
         found = TABLE[contract.name](arguments[first], **{k: v for k, v in arguments.items() if k != first})
         return found if isinstance(found, tuple) else (found,)
+    if contract.kind == "choose":
+        return Replay(contract, arguments).run()
     wide = Replay(contract, arguments).wide(torch.float64 if kind == "float64" else torch.float32)
     points = {} if kind == "last_only" else profile.points_of(contract.name)
     results = wide.run(Rounder(points, leave=("out",)))
@@ -144,7 +152,11 @@ def one(subject: Subject, seed: int, *, device: str = "cpu") -> Run:
         arguments, results = on_quantised_rows(contract, arguments, profile, kind)
     else:
         results = healthy(contract, arguments, profile, kind)
-    judged = judge_compute(Replay(contract, arguments), results, profile, seed=seed)
+    replay = Replay(contract, arguments)
+    if contract.kind == "choose":
+        judged = judge_choice(replay, results, claims_tie_rule=True)
+    else:
+        judged = judge_compute(replay, results, profile, seed=seed)
     used = [excess(j.statistics[k], limit) for j in judged for k, limit in j.limits.items() if limit > 0]
     failed = next((j for j in judged if not j.passed), None)
     alarm, message = ("", "") if failed is None else (failed.failing or "not judged", failed.message)
