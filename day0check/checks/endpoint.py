@@ -9,6 +9,7 @@ from day0check.checks import (
     endpoint_images,
     endpoint_interference,
     endpoint_logprobs,
+    endpoint_needle,
     endpoint_oracle,
     endpoint_parameters,
     endpoint_protocol,
@@ -37,6 +38,7 @@ ENDPOINT_CHECKS: dict[str, ModuleType] = {
         endpoint_images,
         endpoint_interference,
         endpoint_cancel,
+        endpoint_needle,
         endpoint_soak,
         endpoint_speed,
     )
@@ -50,6 +52,7 @@ PART_OF = {
     endpoint_images.NAME: "wire",
     endpoint_interference.NAME: "interference",
     endpoint_cancel.NAME: "interference",
+    endpoint_needle.NAME: "needle",
     endpoint_soak.NAME: "soak",
     endpoint_speed.NAME: "speed",
 }

@@ -18,6 +18,13 @@ QUESTION = "Does a request get the same answer beside others as alone, and nothi
 NAME = "endpoint.interference"
 FEWEST = 2
 _CANARY = re.compile(r"The password is ([a-z]{12})\.")
+BESIDE = "beside others"
+WAYS = {"warm prefix": ("prefix/cold", "prefix/warm"), "surge": ("surge/alone", "surge/together")}
+WORDS = {  # (pattern of a changed answer, how it was asked)
+    BESIDE: ("changed", "beside other requests than alone"),
+    "warm prefix": ("warm prefix", "the second time, when their prefix may come from a cache, than the first"),
+    "surge": ("surge", "among many long requests, when memory may run short, than alone"),
+}
 NOISES = 8.0  # a change within this many of the largest change between sequential repeats is their noise
 
 
@@ -48,12 +55,30 @@ def rows(observed: Observed) -> tuple[Row, ...]:
     return tuple(table)
 
 
+def further_rows(observed: Observed, table: tuple[Row, ...]) -> dict[str, tuple[Row, ...]]:
+    """Rows of other ways to disturb an answer: a warm prefix against a cold one, a surge of long requests.
+
+    Their noise is that of the sequential repeats of `table`; where those are not steady nothing can be said.
+    """
+    if not table or not all(r.repeat.same_text for r in table):
+        return {}
+    usual = max((r.repeat for r in table), key=lambda repeat: repeat.delta or 0.0)
+    found: dict[str, tuple[Row, ...]] = {}
+    for way, (before, after) in WAYS.items():
+        first, then = observed.under(before), observed.under(after)
+        pairs = [(key, e, then[key]) for key, e in first.items() if e.good and key in then and then[key].good]
+        found[way] = tuple(Row(f"{way}/{k}", b.label, usual, difference(a.answer, b.answer)) for k, a, b in pairs)
+    return found
+
+
 def judge(observed: Observed) -> Answer:
     """A changed answer is wrong where the choice was clear or log-probabilities moved more than precision and
     sequential repeats explain; a tie that fell the other way is a warning."""
     together = observed.under("together")
     table = rows(observed)
-    findings = [*_leaks(observed), *_changed(table, observed)]
+    findings = [*_leaks(observed), *_changed(table, observed, BESIDE)]
+    for way, members in further_rows(observed, table).items():
+        findings += _changed(members, observed, way)
     overlap = most_at_once([e for e in together.values() if e.good])
     not_run = ""
     if len(table) < FEWEST:
@@ -93,35 +118,32 @@ def _leaks(observed: Observed) -> list[Finding]:
     return []
 
 
-def _changed(table: tuple[Row, ...], observed: Observed) -> list[Finding]:
+def _changed(table: tuple[Row, ...], observed: Observed, way: str) -> list[Finding]:
     noise = max((r.repeat.delta for r in table if r.repeat.delta is not None), default=0.0)
     steady = [r for r in table if r.repeat.same_text]
     limit = max(DELTA_LIMITS.get(observed.profile, OTHER_DELTA), NOISES * noise)
     wrong = [r for r in steady if _wrong(r, observed.profile, limit)]
     other = [r for r in steady if r not in wrong and not r.beside.same_text]
-    findings = []
+    pattern, how = WORDS[way]
     if wrong:
         first = max(wrong, key=lambda r: (r.beside.delta or 0.0, r.beside.margin or 0.0))
         message = (
-            f"{len({r.prompt for r in wrong})} prompts are answered otherwise beside other requests than alone, more "
+            f"{len({r.prompt for r in wrong})} prompts are answered otherwise {how}, more "
             f"than rounding in {observed.profile} explains: {first.label!r} {_in_words(first.beside)}; "
             f"sequential repeats {'are equal' if noise == 0 else f'move by {noise:.3g}'}"
         )
-        findings.append(_finding("changed", message, first, wrong, limit))
-    elif other:
-        first = other[0]
-        known = first.beside.delta is not None
-        why = (
-            "at near-ties, as rounding can"
-            if known
-            else "and without log-probabilities ties cannot be told from faults"
-        )
-        message = (
-            f"{len({r.prompt for r in other})} prompts get other texts beside other requests than alone, {why}: "
-            f"{first.label!r} {_in_words(first.beside)}"
-        )
-        findings.append(_finding("ties", message, first, other, limit, severity="note" if known else "warning"))
-    return findings
+        return [_finding(pattern, message, first, wrong, limit)]
+    if not other:
+        return []
+    first = other[0]
+    known = first.beside.delta is not None
+    why = "at near-ties, as rounding can" if known else "and without log-probabilities ties cannot be told from faults"
+    message = (
+        f"{len({r.prompt for r in other})} prompts get other texts {how}, {why}: "
+        f"{first.label!r} {_in_words(first.beside)}"
+    )
+    name = "ties" if way == BESIDE else f"ties, {pattern}"
+    return [_finding(name, message, first, other, limit, severity="note" if known else "warning")]
 
 
 def _wrong(row: Row, profile: str, limit: float) -> bool:
@@ -161,11 +183,20 @@ def _in_words(beside: Difference) -> str:
 
 def _proof(observed: Observed) -> str:
     """What the endpoint's own counters say was exercised."""
-    before, middle, after = (observed.counter(n) for n in ("before_alone", "before_together", "after_together"))
-    if not after:
+    if not observed.counter("after_together"):
         return "it has no counters, so prefix hits and preemption are not shown to be exercised"
+    spans = {
+        "prefix hits": [
+            ("before_alone", "before_together"),
+            *((f"between_warm/{i}", f"after_warm/{i}") for i in range(2)),
+        ],
+        "preemptions": [("before_together", "after_together"), ("before_surge", "after_surge")],
+    }
+    cached = any(e.answer.usage and e.answer.usage.cached_tokens for e in observed.under("prefix/warm").values())
     words = []
-    for name, since, until in (("prefix_hits", before, middle), ("preemptions", middle, after)):
-        grew = until.get(name, 0.0) - since.get(name, 0.0)
-        words.append(f"{name.replace('_', ' ')} {'exercised' if grew > 0 else 'not exercised'}")
+    for name, pairs in spans.items():
+        key = name.replace(" ", "_")
+        grew = any(observed.counter(b).get(key, 0.0) > observed.counter(a).get(key, 0.0) for a, b in pairs)
+        grew = grew or (name == "prefix hits" and cached)
+        words.append(f"{name} {'exercised' if grew else 'not exercised'}")
     return ", ".join(words)

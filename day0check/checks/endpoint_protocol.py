@@ -43,7 +43,7 @@ OPTIONAL = (
     "logprobs",
 )
 TOOLS = ("tools/", "forced")
-CHOSEN = (*TOOLS, "temperature/", "seed/", "stop", "turns/")  # what an endpoint may refuse with a clear 4xx
+CHOSEN = (*TOOLS, "temperature/", "seed/", "stop", "turns/", "needle/")  # what an endpoint may refuse with a clear 4xx
 BUSY = (429, 503)
 _ELSEWHERE = ("bad/", "cancel/", "image/", "soak/")
 
@@ -79,7 +79,7 @@ def _wrongs(exchange: Exchange, observed: Observed) -> list[str]:
 
 def _refusal(exchange: Exchange, observed: Observed) -> list[str]:
     status = exchange.reply.status
-    if status in BUSY and exchange.label.startswith(("together/", "long/")):
+    if status in BUSY and exchange.label.startswith(("together/", "long/", "surge/")):
         return []
     if status >= 500:
         return ["http_5xx_optional" if exchange.label in OPTIONAL or exchange.label.startswith(TOOLS) else "http_5xx"]

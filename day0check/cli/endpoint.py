@@ -49,12 +49,15 @@ class Counts(click.ParamType):
 
     name = "counts"
 
+    def __init__(self, most: int = 1024) -> None:
+        self.most = most
+
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
         parts = str(value).split(",")
-        if not all(p.strip().isdecimal() and 1 <= int(p) <= 1024 for p in parts):
-            self.fail(f"{value!r}: write numbers from 1 to 1024 with commas between", param, ctx)
+        if not all(p.strip().isdecimal() and 1 <= int(p) <= self.most for p in parts):
+            self.fail(f"{value!r}: write numbers from 1 to {self.most} with commas between", param, ctx)
         return tuple(int(p) for p in parts)
 
 
@@ -79,6 +82,8 @@ class Wanted:
     slo_share: float
     seed: int
     soak: int
+    contexts: tuple[int, ...]
+    trace: Path | None
     waivers: Path | None
 
 
@@ -98,6 +103,16 @@ class Wanted:
 @click.option("--requests", type=click.IntRange(1, 10000), default=32, show_default=True, help="Of each load phase.")
 @click.option("--rate", "rate_per_s", type=click.FloatRange(0, min_open=True), help="Of the open loop, per second.")
 @click.option("--arrivals", type=click.Choice(("poisson", "constant")), default="poisson", show_default=True)
+@click.option(
+    "--trace", type=click.Path(path_type=Path), metavar="FILE.jsonl", help="Arrivals and lengths of the open loop."
+)
+@click.option(
+    "--context",
+    "contexts",
+    type=Counts(most=10_000_000),
+    default=(),
+    help="Hide needles in so many tokens: 4000,32000.",
+)
 @click.option("--slo", "slos", type=Slo(), multiple=True, help=f"An objective, NAME=MS: {', '.join(SLOS)}; repeatable.")
 @click.option("--slo-share", type=click.FloatRange(0, 1), default=0.99, show_default=True, help="Requests to meet it.")
 @click.option("--soak", type=click.IntRange(0, 1_000_000), default=0, metavar="N", help="N requests, a third given up.")
@@ -130,6 +145,7 @@ class Prepared:
 
     target: Any
     model: Model | None
+    plan: Plan
 
 
 def prepare(wanted: Wanted) -> Prepared:
@@ -147,10 +163,11 @@ def prepare(wanted: Wanted) -> Prepared:
             )
     target = target_of(wanted.url, key)
     if wanted.reference is None:
-        return Prepared(target, None)
+        return Prepared(target, None, plan_of(wanted, None))
     from day0check.cli.resolve import find_model
 
-    return Prepared(target, find_model(wanted.reference))
+    model = find_model(wanted.reference)
+    return Prepared(target, model, plan_of(wanted, model))
 
 
 def run_and_judge(wanted: Wanted, prepared: Prepared, folder: Path, tell: Callable[[str], None]) -> Verdict:
@@ -162,7 +179,7 @@ def run_and_judge(wanted: Wanted, prepared: Prepared, folder: Path, tell: Callab
 
     allowed, waivers_file = waivers_of(wanted.waivers, on=today())
     begin, started = time.monotonic(), moment()
-    asked = ask(prepared.target, plan_of(wanted, prepared.model), folder, tell)
+    asked = ask(prepared.target, prepared.plan, folder, tell)
     facts = {"url": prepared.target.base, "started": started, "parts": list(asked.observed.parts)}
     facts["waivers"] = str(waivers_file) if waivers_file else ""
     scene = gate.Scene(
@@ -180,10 +197,11 @@ def run_and_judge(wanted: Wanted, prepared: Prepared, folder: Path, tell: Callab
 
 
 def parts_of(wanted: Wanted) -> tuple[str, ...]:
-    """The parts in order: those named, else all; the soak when it has a number."""
+    """The parts in order: those named, else all; needles and soak when they have a number."""
     chosen = [p for p in PARTS if not wanted.parts or p in wanted.parts]
-    if wanted.soak:
-        chosen.insert(chosen.index("speed") if "speed" in chosen else len(chosen), "soak")
+    for part, given in (("needle", wanted.contexts), ("soak", wanted.soak)):
+        if given:
+            chosen.insert(chosen.index("speed") if "speed" in chosen else len(chosen), part)
     return tuple(chosen)
 
 
@@ -192,6 +210,7 @@ def plan_of(wanted: Wanted, model: Model | None) -> Plan:
     from day0check.load.client import Limits
     from day0check.load.scenario import Wish
     from day0check.load.speed import SpeedPlan
+    from day0check.load.trace import read_trace
     from day0check.service.following import ends_of
     from day0check.service.inspect import Plan, Reference
 
@@ -204,6 +223,7 @@ def plan_of(wanted: Wanted, model: Model | None) -> Plan:
             parts=parts_of(wanted),
             seed=wanted.seed,
             soak=wanted.soak,
+            contexts=wanted.contexts,
         ),
         limits=Limits(
             requests=5000 + wanted.soak, seconds=wanted.budget_s, request_s=wanted.time_limit_s, stall_s=wanted.stall_s
@@ -211,7 +231,8 @@ def plan_of(wanted: Wanted, model: Model | None) -> Plan:
         speed=SpeedPlan(
             concurrencies=wanted.concurrency,
             requests=wanted.requests,
-            arrivals=wanted.arrivals,
+            arrivals="trace" if wanted.trace is not None else wanted.arrivals,
+            trace=() if wanted.trace is None else read_trace(wanted.trace),
             rate_per_s=wanted.rate_per_s,
             seed=wanted.seed,
             slos=dict(wanted.slos),

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from day0check.load.client import Client, Limits, Target
+from day0check.load.needle import needle
 from day0check.load.observed import Observed
 from day0check.load.scenario import Asker, GivenUp, Wish, discover, follow, interference, parameters, wire
 from day0check.load.scripted import tools
 from day0check.load.soak import Soaked, soak
 from day0check.load.speed import Phase, SpeedPlan, run_speed
 
-_STEPS = {"parameters": parameters, "wire": wire, "tools": tools, "interference": interference}
+_STEPS = {"parameters": parameters, "wire": wire, "tools": tools, "interference": interference, "needle": needle}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ async def _observe(target: Target, wish: Wish, limits: Limits, speed: SpeedPlan,
         stopped=stopped,
         exchanges=tuple(asker.exchanges),
         counters=tuple(asker.counters),
+        seed=wish.seed,
         soak=dict(soaked.counts),
         speed={phase.name: phase.figures for phase in phases},
         slos=speed.slos,

@@ -13,9 +13,9 @@ from day0check.load.records import Counters, Exchange
 class Observed:
     """`parts`: asked for; `done`: those that ran to their end; `stopped`: why the others did not.
 
-    `soak`: how many requests of the soak had which outcome. `speed`: figures of each load phase by name. `profile`: the
-    precision that the endpoint claims. `reference`: what the reference says about the answers, a row per sequence, or
-    None when it was not asked; `reference_reason`: why it could not be asked.
+    `seed`: of the prompts. `soak`: how many requests of the soak had which outcome. `speed`: figures of each load phase
+    by name. `profile`: the precision that the endpoint claims. `reference`: what the reference says about the answers,
+    a row per sequence, or None when it was not asked; `reference_reason`: why it could not be asked.
     """
 
     model: str
@@ -25,6 +25,7 @@ class Observed:
     stopped: str = ""
     exchanges: tuple[Exchange, ...] = ()
     counters: tuple[Counters, ...] = ()
+    seed: int = 0
     soak: Mapping[str, int] = field(default_factory=dict)
     speed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     slos: Mapping[str, float] = field(default_factory=dict)

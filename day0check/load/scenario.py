@@ -25,15 +25,17 @@ FAULTS_IN_A_ROW = 3  # after so many requests without an answer the endpoint is 
 FAULTY = ("refused", "stalled", "late", "dropped")
 SETTLE_S = 5.0
 PLAIN_TOKENS = 16
+FEWEST_FOR_SURGE = 8  # requests at once; fewer cannot fill a cache
+PREFIX_WORDS, SURGE_WORDS = 160, 96
 TOKEN_IDS = (65, 98, 99, 66, 100, 101, 67, 102, 103, 68, 104, 105, 69)  # in the vocabulary of any model
 
 
 @dataclass(frozen=True)
 class Wish:
     """What to ask: `model` None takes the endpoint's first; `together` prompts are sent alone and at once; `followed`:
-    prompts of token ids for the reference; `tokens`: of each answer that is compared; `soak`:
-    requests of that part; `ends`: tokens that end an
-    answer, as the model's files say."""
+    prompts of token ids for the reference; `tokens`: of each answer that is compared; `soak`: requests of that part;
+    `contexts`: lengths in tokens in which needles are hidden; `ends`: tokens that end an answer, as the model's files
+    say."""
 
     model: str | None = None
     parts: tuple[str, ...] = PARTS
@@ -43,6 +45,7 @@ class Wish:
     followed: tuple[tuple[int, ...], ...] = ()
     tokens: int = 24
     soak: int = 0
+    contexts: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
 
 
@@ -270,7 +273,37 @@ async def interference(asker: Asker) -> None:
     if d.logprobs:
         await asker.at_once({f"together/2/{i}": _other_options(body, d, i) for i, body in enumerate(bodies)})
     await asker.count("after_together")
+    if wish.together >= FEWEST_FOR_SURGE:
+        await _prefix(asker)
+        await _surge(asker)
     await _cancel(asker, bodies)
+
+
+async def _prefix(asker: Asker) -> None:
+    """A long prompt cold, and warm: the second time its prefix may lie in a cache."""
+    for i in range(2):
+        prompt = unique(50 + i, seed=asker.wish.seed, words=PREFIX_WORDS)
+        body = asks.ask(asker.dialect, prompt, max_tokens=asker.wish.tokens)
+        await asker.count(f"before_warm/{i}")
+        for warmth in ("cold", "warm"):
+            await asker(f"prefix/{warmth}/{i}", body)
+            if warmth == "cold":
+                await asker.count(f"between_warm/{i}")
+        await asker.count(f"after_warm/{i}")
+
+
+async def _surge(asker: Asker) -> None:
+    """Long prompts with long answers alone, then with many of their kind at once: memory may run short."""
+    words, tokens = SURGE_WORDS, 2 * asker.wish.tokens
+    bodies = [
+        asks.ask(asker.dialect, unique(60 + i, seed=asker.wish.seed, words=words), max_tokens=tokens)
+        for i in range(2 * asker.wish.together)
+    ]
+    for i in range(2):
+        await asker(f"surge/alone/{i}", bodies[i])
+    await asker.count("before_surge")
+    await asker.at_once({f"surge/together/{i}": body for i, body in enumerate(bodies)})
+    await asker.count("after_surge")
 
 
 def _with_canary(asker: Asker, number: int) -> dict[str, Any]:

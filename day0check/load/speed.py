@@ -13,6 +13,7 @@ from day0check.load.client import Client
 from day0check.load.metrics import Timing, summary, timing
 from day0check.load.prompts import unique
 from day0check.load.records import Reply
+from day0check.load.trace import Due
 from day0check.load.traffic import Load, Send, closed_loop, open_loop
 
 SATURATED_GAIN = 1.05  # less throughput than this from twice the concurrency ends the sweep
@@ -29,7 +30,8 @@ class SpeedPlan:
     words: int = 32
     output_tokens: int = 32
     warmup: int = 4
-    arrivals: Literal["constant", "poisson"] = "poisson"
+    arrivals: Literal["constant", "poisson", "trace"] = "poisson"
+    trace: tuple[Due, ...] = ()
     rate_per_s: float | None = None
     seed: int = 0
     ignore_eos: bool = False
@@ -61,16 +63,22 @@ async def run_speed(client: Client, dialect: asks.Dialect, plan: SpeedPlan) -> l
         if rate < best * SATURATED_GAIN:
             break
         best = max(best, rate)
-    rate_per_s = plan.rate_per_s or OPEN_SHARE * max(p.figures["requests_per_s"] for p in phases)
-    if _ended(phases[-1], client) or rate_per_s <= 0:
+    if _ended(phases[-1], client):
         return phases
-    due = (
-        poisson(rate_per_s, plan.requests, seed=plan.seed)
-        if plan.arrivals == "poisson"
-        else constant(rate_per_s, plan.requests)
-    )
+    if plan.arrivals == "trace":
+        given.follow(plan.trace, phases[0])
+        due, extra = tuple(d.at_s for d in plan.trace), {}
+    else:
+        rate_per_s = plan.rate_per_s or OPEN_SHARE * max(p.figures["requests_per_s"] for p in phases)
+        if rate_per_s <= 0:
+            return phases
+        made = poisson(rate_per_s, plan.requests, seed=plan.seed)
+        due, extra = (
+            made if plan.arrivals == "poisson" else constant(rate_per_s, plan.requests),
+            {"rate_per_s": rate_per_s},
+        )
     due = tuple(d for d in due if d < client.seconds_left - client.limits.stall_s) or due[:1]
-    phases.append(_phase(f"open/{plan.arrivals}", await open_loop(given.send, due), plan, rate_per_s=rate_per_s))
+    phases.append(_phase(f"open/{plan.arrivals}", await open_loop(given.send, due), plan, **extra))
     return phases
 
 
@@ -90,6 +98,15 @@ class _Prompts:
         self.client, self.plan = client, plan
         self.dialect = asks.Dialect(dialect.api, dialect.model)  # log-probabilities are work of their own
         self._next = _FIRST_PROMPT
+        self._trace: tuple[Due, ...] = ()
+        self._tokens_per_word = 1.0
+
+    def follow(self, trace: tuple[Due, ...], warmup: Phase) -> None:
+        """From now on lengths are those of the trace; what a word is in tokens is learnt from the warm-up."""
+        self._trace = trace
+        counts = [s.prompt_tokens for s in warmup.samples if s.ok and s.prompt_tokens]
+        if counts:
+            self._tokens_per_word = max(0.25, sum(counts) / len(counts) / self.plan.words)
 
     @property
     def send(self) -> Send:
@@ -97,8 +114,13 @@ class _Prompts:
 
     async def _send(self, number: int, due_ns: int | None) -> Reply:
         self._next += 1
-        prompt = unique(self._next, seed=self.plan.seed, words=self.plan.words)
-        body = asks.ask(self.dialect, prompt, max_tokens=self.plan.output_tokens, stream=True)
+        words, tokens = self.plan.words, self.plan.output_tokens
+        if self._trace:
+            due = self._trace[number]
+            words = max(1, round(due.prompt_tokens / self._tokens_per_word)) if due.prompt_tokens else words
+            tokens = due.output_tokens or tokens
+        prompt = unique(self._next, seed=self.plan.seed, words=words)
+        body = asks.ask(self.dialect, prompt, max_tokens=tokens, stream=True)
         if self.plan.ignore_eos:
             body["ignore_eos"] = True
         return await self.client.post_in_load(self.dialect.path, body, scheduled_ns=due_ns)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from day0check.checks import service_operators, service_start
 from day0check.checks.endpoint import CASE, endpoint_checks_of, judge_endpoint
-from day0check.checks.endpoint_interference import Row, most_at_once, rows
+from day0check.checks.endpoint_interference import Row, further_rows, most_at_once, rows
 from day0check.checks.evidence import Answer
 from day0check.contracts.profiles import profile_named
 from day0check.load.client import Limits, Target, target_of
@@ -110,9 +110,14 @@ def figures(observed: Observed) -> dict[str, Any]:
         "requests": len(observed.exchanges),
         "most_in_flight": most_at_once(together),
         "counters": {c.label: c.values for c in observed.counters},
-        "interference": [_row(r) for r in rows(observed)[:MOST_ROWS]],
+        "interference": [_row(r) for r in _table(observed)[:MOST_ROWS]],
         "soak": dict(observed.soak),
     }
+
+
+def _table(observed: Observed) -> list[Row]:
+    table = rows(observed)
+    return [*table, *(r for members in further_rows(observed, table).values() for r in members)]
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import random
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,8 @@ FAULTS = (
     "lost_chunk doubled_chunk reordered cut_characters ignores_stop ignores_max_tokens ignores_logprobs ignores_n "
     "ignores_echo ignores_seed ignores_temperature accepts_bad crashes_on_bad leaks batch_dependent wrong_logprobs "
     "stale_image history_ignored hangs_after_cancel leaks_slots wrong_finish dead unlike slow_start bunched late "
-    "ignores_tools drops_calls broken_arguments impossible_logprobs leaks_cache"
+    "ignores_tools drops_calls broken_arguments impossible_logprobs leaks_cache warm_prefix_differs surge_differs "
+    "forgets_the_middle"
 ).split()
 BENIGN = (
     "merged",
@@ -65,6 +67,7 @@ class Endpoint:
         self.hung = False
         self.first_image = ""
         self.passwords: list[str] = []
+        self.seen: set[str] = set()
         self.left = 0
 
     def app(self) -> web.Application:
@@ -144,8 +147,19 @@ class Endpoint:
         stops = [] if "ignores_stop" in self.flags else asked.get("stop") or []
         rows: list[tuple[str, list]] = []
         text = ""
+        code = self.code(prompt)
+        if code:
+            return [(code, [(code, -0.01), (" x", -5.0)])], code, "stop"
+        off = 0.0
+        if len(prompt) > 400:
+            seen, busy = prompt in self.seen, self.running > 1
+            self.seen.add(prompt)
+            differs = ("warm_prefix_differs" in self.flags and seen and not busy) or (
+                "surge_differs" in self.flags and seen and busy
+            )
+            off = -2.0 * differs
         for token, ranked in self.tokens(prompt, asked):
-            rows.append((token, ranked))
+            rows.append((token, [(word, value + off) for word, value in ranked]))
             text += token
             cut = min((text.find(s) for s in stops if s in text), default=-1)
             if cut >= 0:
@@ -153,6 +167,15 @@ class Endpoint:
             if len(rows) >= most:
                 return rows, text, "stop" if "wrong_finish" in self.flags else "length"
         raise AssertionError("the model never ends by itself")
+
+    def code(self, prompt: str) -> str:
+        """The access code that is asked for, "" when none is, or when it is forgotten."""
+        asked = re.search(r"What is the access code of (\w+)\?", prompt)
+        hidden = asked and re.search(rf"The access code of {asked[1]} is (\d+)\.", prompt)
+        if not hidden:
+            return ""
+        place = hidden.start() / len(prompt)
+        return "" if "forgets_the_middle" in self.flags and 0.2 < place < 0.8 and len(prompt) > 1000 else hidden[1]
 
     # ---------------------------------------------------------------------------------------------------- HTTP
 

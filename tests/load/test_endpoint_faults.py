@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import pytest
 from mock_endpoint import BENIGN, FAULTS, Endpoint, serving
 
+from day0check.checks import endpoint_needle
 from day0check.checks.endpoint import ENDPOINT_CHECKS, endpoint_checks_of, judge_endpoint
 from day0check.checks.endpoint_parameters import classify
 from day0check.checks.evidence import Answer
 from day0check.load.client import Limits, target_of
 from day0check.load.observe import Seen, observe
+from day0check.load.observed import Observed
 from day0check.load.scenario import PARTS, Wish
 from day0check.load.speed import SpeedPlan
 
@@ -67,6 +69,9 @@ TABLE: dict[str, Expected] = {
     "history_ignored": E("wire", "turns", "history ignored"),
     "hangs_after_cancel": E("interference", "cancel", "hangs"),
     "leaks_slots": E("interference", "cancel", "held"),
+    "warm_prefix_differs": E("interference", "interference", "warm prefix"),
+    "surge_differs": E("interference", "interference", "surge"),
+    "forgets_the_middle": E("needle", "needle", "lost"),
     "leaks_cache": E("interference", "cancel", "cache held"),
     "impossible_logprobs": E("interference", "logprobs", "impossible"),
     "ignores_tools": E("tools", "tools", "tools ignored", "warning"),
@@ -80,7 +85,8 @@ def run(*flags: str, parts: tuple[str, ...], **speed) -> Seen:  # type: ignore[n
     plan = SpeedPlan(requests=3, concurrencies=(1,), warmup=2, words=6, rate_per_s=20.0, **speed)
     limits = QUICK if set(flags) & set(FAULTS) else Limits(stall_s=10, request_s=20)
     with serving(Endpoint(*flags, delay_s=0.0 if "bunched" in flags else 0.002)) as url:
-        return observe(target_of(url), Wish(parts=parts, together=4, words=6), limits=limits, speed=plan)
+        wish = Wish(parts=parts, together=8 if "differs" in "".join(flags) else 4, words=6, contexts=(1500,))
+        return observe(target_of(url), wish, limits=limits, speed=plan)
 
 
 def judged(seen: Seen) -> dict[str, Answer]:
@@ -141,6 +147,23 @@ def test_a_soak_tells_what_is_not_given_back(flags: tuple[str, ...], pattern: st
     assert pattern in patterns if pattern else not patterns
 
 
+def test_needles_that_are_found_everywhere_raise_nothing() -> None:
+    """Would catch a long context that is blamed without cause, and a model that finds nothing and passes."""
+    answer = judged(run(parts=("needle",)))["endpoint.needle"]
+    assert answer.outcome.status == "passed", answer.outcome.summary
+    assert answer.outcome.summary.count("0 of 8 lost") == 3
+    blind = Observed("m", "chat", ("needle",), done=("needle",))
+    assert endpoint_needle.judge(blind).outcome.status == "not_run"
+
+
+@pytest.mark.parametrize(
+    ("hits", "total", "low", "high"), [(0, 8, 0.0, 0.324), (8, 8, 0.676, 1.0), (5, 10, 0.237, 0.763)]
+)
+def test_the_interval_of_a_share(hits: int, total: int, low: float, high: float) -> None:
+    """Would catch an interval that promises more than its few samples: figures of Wilson's formula in tables."""
+    assert endpoint_needle.wilson(hits, total) == pytest.approx((low, high), abs=0.001)
+
+
 def test_parameters_are_classified_and_never_by_status() -> None:
     """Would catch support that is inferred from status 200."""
     states = {n: p.state for n, p in classify(run(parts=("parameters",)).observed).items()}
@@ -152,7 +175,7 @@ def test_a_part_that_was_not_asked_for_is_not_judged() -> None:
     """Would catch checks that fail for want of evidence nobody asked for, and checks that vanish."""
     assert endpoint_checks_of((), reference=False) == ("endpoint.protocol", "endpoint.logprobs")
     assert "endpoint.oracle" in endpoint_checks_of((), reference=True)
-    every = endpoint_checks_of((*PARTS, "soak"), reference=True)
+    every = endpoint_checks_of((*PARTS, "needle", "soak"), reference=True)
     assert sorted(every) == sorted(ENDPOINT_CHECKS)
     assert all(module.QUESTION.endswith("?") for module in ENDPOINT_CHECKS.values())
 
