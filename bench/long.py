@@ -45,25 +45,31 @@ BLOCK_ELEMENTS = 1 << 22
 def wrong_choices(scores: Tensor, picked: Tensor, *, k: int, visible: Tensor) -> int:
     """Rows of `picked` [rows, k] that are not the k best of the first `visible` scores under the tie rule.
 
-    A row is right when it has as many indices as it can, all different and visible, and its worst comes before the best
-    that it left out: the larger first, among equals the lower index. `scores` [rows, n] without NaN.
+    A row is right when it has as many indices as it can, all different and visible, and no score that it left out comes
+    before its worst: the larger first, among equals the lower index. A NaN among the visible scores makes it wrong.
     """
     wrong, n = 0, scores.shape[1]
     column = torch.arange(n, device=scores.device)
     for start in range(0, len(scores), max(1, BLOCK_ELEMENTS // n)):
         rows = slice(start, start + max(1, BLOCK_ELEMENTS // n))
-        own, chosen, seen = scores[rows], picked[rows].long(), visible[rows]
-        mask = torch.zeros(*own.shape[:1], n + 1, dtype=torch.bool, device=own.device)
-        mask = mask.scatter_(1, torch.where(chosen < 0, n, chosen), True)[:, :n]
-        hidden = column >= seen.unsqueeze(1)
-        count = (chosen >= 0).sum(1)
-        fits = (count == seen.clamp(max=k)) & (mask.sum(1) == count) & ~(mask & hidden).any(1)
-        worst = own.masked_fill(~mask, float("inf")).amin(1)
-        left = own.masked_fill(mask | hidden, float("-inf")).amax(1)
-        last = torch.where(mask & (own == worst.unsqueeze(1)), column, -1).amax(1)
-        first = torch.where(~mask & ~hidden & (own == left.unsqueeze(1)), column, n).amin(1)
-        right = fits & ((worst > left) | (first == n) | ((worst == left) & (last < first)))
-        wrong += int((~right & (seen > 0)).sum()) + int((own.isnan() & ~hidden).any(1).sum())
+        chosen, seen = picked[rows].long(), visible[rows]
+        own = scores[rows].masked_fill(column >= seen.unsqueeze(1), float("-inf"))
+        real = chosen >= 0
+        count = real.sum(1)
+        ordered = torch.where(real, chosen, n + torch.arange(k, device=chosen.device)).sort(1).values
+        fits = (count == seen.clamp(max=k)) & (ordered[:, 1:] > ordered[:, :-1]).all(1)
+        fits &= (chosen < seen.unsqueeze(1)).all(1)
+        values = own.gather(1, chosen.clamp(min=0))
+        worst = torch.where(real, values, float("inf")).amin(1)
+        alike = torch.stack([torch.count_nonzero(row >= least) for row, least in zip(own, worst, strict=True)])
+        tied = fits & (alike > count) & (seen > k)
+        fits &= ~own.amax(1).isnan()
+        for row in tied.nonzero().flatten().tolist():
+            last = chosen[row][real[row] & (values[row] == worst[row])].max()
+            left = (own[row] == worst[row]).index_fill(0, chosen[row][real[row]], False).nonzero().flatten()
+            above = int((own[row] > worst[row]).sum()) == int((values[row] > worst[row]).sum())
+            fits[row] &= above and (not len(left) or bool(left[0] > last))
+        wrong += int((~fits & (seen > 0)).sum())
     return wrong
 
 
@@ -121,7 +127,7 @@ def peak_gib() -> float:
 def prompt(engine: Engine, caller: Caller, caches: Caches, tokens: Tensor, chunk: int) -> None:
     """Computes a prompt in pieces, and then one decode step."""
     table = tuple(range(len(caches.pages)))
-    begin = time.thread_time()
+    begin = time.process_time()
     for number, (start, piece) in enumerate(steps(tokens, chunk)):
         last = start + len(piece) == len(tokens)
         part = Part("a", piece, start, table, 0, wants_logits=last)
@@ -129,7 +135,7 @@ def prompt(engine: Engine, caller: Caller, caches: Caches, tokens: Tensor, chunk
         with caller.recorder.step("prefill", batch.rows, number):
             chosen = engine.prefill(caller, caches, batch)
         if number % 8 == 0:
-            spent = time.thread_time() - begin
+            spent = time.process_time() - begin
             print(f"    {start + len(piece):7} tokens, {spent:7.1f} s, {peak_gib():.2f} GiB", flush=True)
     batch = make_batch(
         "decode", [Part("a", (chosen[0],), len(tokens), table, 0, True)], page=PAGE, device=engine.device
@@ -147,10 +153,10 @@ def million(engine: Engine, caller: Caller, step: int, context: int = 1 << 20) -
             some.copy_(torch.randn(some.shape, generator=draw) * 0.3)
     part = Part("m", (65,), context, tuple(range(pages)), 0, wants_logits=True)
     batch = make_batch("decode", [part], page=PAGE, device=engine.device)
-    begin = time.thread_time()
+    begin = time.process_time()
     with caller.recorder.step("decode", batch.rows, step):
         engine.decode(caller, caches, batch)
-    return time.thread_time() - begin
+    return time.process_time() - begin
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -158,9 +164,10 @@ def main(argv: list[str] | None = None) -> int:
     ask.add_argument("--tokens", type=int, default=1 << 17)
     ask.add_argument("--chunk", type=int, default=2048)
     ask.add_argument("--profile", choices=tuple(DTYPES), default="bf16")
+    ask.add_argument("--threads", type=int, default=2)
     ask.add_argument("--device", default="cpu")
     given = ask.parse_args(argv)
-    torch.set_num_threads(1)
+    torch.set_num_threads(given.threads)
     device = torch.device(given.device)
     directory = directory_of(enlarged("long", layers=8, positions=(1 << 20) + PAGE))
     engine = Engine(Checkpoint(directory), dtype=DTYPES[given.profile], device=device)
@@ -168,11 +175,11 @@ def main(argv: list[str] | None = None) -> int:
     sampled = Sampled(given.profile, {0, count // 2, count - 1, count, count + 1})
     caller = Caller(Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state")), Recorder([sampled]))
     tokens = torch.randint(0, 256, (given.tokens,), generator=torch.Generator().manual_seed(7))
-    begin, wall = time.thread_time(), time.perf_counter()
+    begin, wall = time.process_time(), time.perf_counter()
     caches = engine.caches(pages=given.tokens // PAGE + 1, page=PAGE, slots=1)
-    print(f"{given.tokens} tokens on tiny, chunks of {given.chunk}, {given.profile}, {device}")
+    print(f"{given.tokens} tokens on tiny, chunks of {given.chunk}, {given.profile}, {device}, {given.threads} threads")
     prompt(engine, caller, caches, tokens, given.chunk)
-    spent, gib = time.thread_time() - begin, peak_gib()
+    spent, gib = time.process_time() - begin, peak_gib()
     elapsed = time.perf_counter() - wall
     step = million(engine, caller, count + 1)
     caller.recorder.end_case()

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.long import wrong_choices
 from day0check.accelerated import indexer
 from day0check.accelerated.ops import index
 from day0check.backends.accelerated import Accelerated
@@ -55,6 +56,30 @@ def test_a_million_keys_are_ranked_as_by_sorting():
     best = torch.sort(scores[0], descending=True, stable=True).indices[:k]
     found = index.select(scores, k=k, visible=torch.tensor([n]))
     assert set(found[0].tolist()) == set(best.tolist())
+
+
+@settings(max_examples=25, deadline=None)
+@given(n=st.integers(3, 60), k=st.integers(1, 8), seed=st.integers(0, 1000), what=st.integers(0, 4))
+def test_the_long_bench_counts_wrong_choices(n, k, seed, what):
+    """Catches a judge of choices that lets a worse key, a doubled one, a hidden one or a tie broken upwards pass."""
+    draw = torch.Generator().manual_seed(seed)
+    scores, visible = torch.randint(0, 6, (3, n), generator=draw).float(), torch.tensor([n, n - 1, 2])
+    right = index.select(scores, k=k, visible=visible)
+    assert wrong_choices(scores, right, k=k, visible=visible) == 0
+    bad = right.clone()
+    order = sorted(range(n), key=lambda i: (-float(scores[0, i]), i))
+    if what == 0 and n > k:
+        bad[0, bad[0] == order[k - 1]] = order[k]
+    elif what == 1 and k > 1:
+        bad[0, 0] = bad[0, 1]
+    elif what == 2:
+        bad[1, 0] = n - 1
+    elif what == 3:
+        bad[0, 0] = -1
+    else:
+        bad[2, bad[2] == 0] = min(2, n - 1)
+    if not torch.equal(bad, right):
+        assert wrong_choices(scores, bad, k=k, visible=visible) == 1
 
 
 class Calls(Observer):

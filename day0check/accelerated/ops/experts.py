@@ -19,7 +19,7 @@ LARGEST_SHIFT, SMALLEST_SHIFT = 12, -18  # a code shifted below that is zero in 
 SMALLEST_EXACT = -2  # of the shifts at which every code keeps its value
 MAGNITUDES = 0x7777777777777777  # of sixteen codes, without their signs
 GROUP_ELEMENTS = 1 << 20  # of the decoded weights of experts that are computed in one product
-TILE_BYTES, DEVICE_TILE_BYTES = 1 << 17, 1 << 26  # packed bytes converted at a time
+TILE_BYTES, DEVICE_TILE_BYTES = 1 << 17, 1 << 23  # packed bytes converted at a time
 HIGHEST_REFERENCE = 248  # 2^(248 - 127 + 6) is the largest power of two of float32
 
 

@@ -75,8 +75,8 @@ def select(scores: Tensor, *, k: int, visible: Tensor, threshold: float | None =
     """Indices of the `k` best of the first `visible` [rows] of `scores` [rows, n]; int32 [rows, k], -1 = none.
 
     Among equal scores the lower index wins. With `threshold` only scores that reach it are chosen. Rows are worked on
-    in blocks, on the columns that some row of the block sees; there top-k inside blocks of columns, then top-k of the
-    blocks' winners: exact, since a winner over all is a winner of its block.
+    in blocks. Where a CPU sees that neither ties nor NaN decide, plain top-k does; else top-k inside blocks of columns
+    by their exact order, then top-k of the blocks' winners: a winner over all is a winner of its block.
     """
     rows, n = scores.shape
     out = torch.full((rows, k), -1, dtype=torch.int32, device=scores.device)
@@ -85,11 +85,52 @@ def select(scores: Tensor, *, k: int, visible: Tensor, threshold: float | None =
     columns = torch.arange(n, device=scores.device)
     for block in cached_rows(scores, n):
         seen = visible[block].unsqueeze(1)
-        width = min(n, max(0, int(seen.max()))) if scores.device.type == "cpu" else n
-        if width:
-            best = _best_of(scores[block, :width], columns[:width], seen, k, threshold)
-            out[block, : best.shape[1]] = torch.where(best == NONE, -1, 0x7FFFFFFF - (best & 0xFFFFFFFF)).to(out.dtype)
+        if scores.device.type != "cpu":
+            out[block] = _ranked(scores[block], columns, seen, k, threshold)
+            continue
+        width = min(n, max(0, int(seen.max())))
+        own = scores[block, :width]
+        found, clear = _plainly(own, columns[:width], seen, k, threshold)
+        if not clear.all():
+            found[~clear] = _ranked(own[~clear], columns[:width], seen[~clear], k, threshold)
+        out[block] = found
     return out
+
+
+def _plainly(
+    scores: Tensor, columns: Tensor, visible: Tensor, k: int, threshold: float | None
+) -> tuple[Tensor, Tensor]:
+    """Indices int32 [rows, k] by the scores themselves, and for which rows [rows] they are sure.
+
+    A row is sure when the best score that is left out is smaller than the worst that is chosen: then no tie and no NaN
+    decides. A row that sees no more than k keys is sure as well: it takes all of them.
+    """
+    rows, n = scores.shape
+    found = torch.full((rows, k), -1, dtype=torch.int64)
+    hidden = columns >= visible
+    few = visible.squeeze(1) <= k
+    if n > k:
+        best = scores.masked_fill(hidden, float("-inf")).topk(k + 1, dim=-1)
+        # a NaN comes out first
+        clear = (best.values[:, k - 1] > best.values[:, k]) & ~best.values[:, 0].isnan() | few
+        found.copy_(best.indices[:, :k])
+    else:
+        clear = few
+    every = torch.arange(k)
+    found = torch.where(few.unsqueeze(1), torch.where(every < visible, every, -1), found)
+    if threshold is not None:
+        reached = scores.gather(1, found.clamp(0, max(0, n - 1))) >= threshold if n else found < 0
+        found = torch.where((found >= 0) & reached, found, -1)
+    return found.to(torch.int32), clear
+
+
+def _ranked(scores: Tensor, columns: Tensor, visible: Tensor, k: int, threshold: float | None) -> Tensor:
+    """Indices int32 [rows, k] by the exact order of scores and columns, -1 for none."""
+    if not scores.shape[1]:
+        return torch.full((scores.shape[0], k), -1, dtype=torch.int32, device=scores.device)
+    best = _best_of(scores, columns, visible, k, threshold)
+    found = torch.where(best == NONE, -1, 0x7FFFFFFF - (best & 0xFFFFFFFF)).to(torch.int32)
+    return F.pad(found, (0, k - found.shape[1]), value=-1)
 
 
 def _best_of(scores: Tensor, columns: Tensor, visible: Tensor, k: int, threshold: float | None) -> Tensor:
