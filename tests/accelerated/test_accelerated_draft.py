@@ -1,5 +1,8 @@
 """The draft layer on the fast path: beside the reference, and without a trace in the model's own answers."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,8 +11,8 @@ from day0check.backends.accelerated import Accelerated
 from day0check.probe.recorder import Observer, Recorder
 from day0check.types import Request, Schedule, ScheduleEvent, Turn
 from reference.model import Model
-from reference.presets import preset_dir
-from reference.weights import Checkpoint
+from reference.presets import preset, preset_dir
+from reference.weights import Checkpoint, write_checkpoint
 
 MODEL, PLACE = "tiny-glm-5", "layers.05"
 
@@ -17,12 +20,14 @@ MODEL, PLACE = "tiny-glm-5", "layers.05"
 class Seen(Observer):
     """Taps in order, and the rows of the draft logits by request and position."""
 
+    place = PLACE
+
     def __init__(self):
         self.taps, self.rows = [], {}
 
     def after(self, call, token, results):
         self.taps.append(call.tap)
-        if call.tap == f"{PLACE}.head.logits":
+        if call.tap == f"{self.place}.head.logits":
             for i, row in enumerate(results[0].double()):
                 self.rows[call.rows.address(i)] = row.clone()
 
@@ -49,9 +54,9 @@ class Kept(Observer):
         where.update((call.rows.address(i), row.clone()) for i, row in enumerate(rows))
 
 
-def run(requests, schedule, model: str = MODEL, *, seen=None, profile: str = "fp32"):
+def run(requests, schedule, model=MODEL, *, seen=None, profile: str = "fp32"):
     backend, seen = Accelerated(), seen or Seen()
-    backend.load(str(preset_dir(model)), profile, "cpu", {})
+    backend.load(str(preset_dir(model) if isinstance(model, str) else model), profile, "cpu", {})
     return backend.run(requests, schedule, Recorder([seen])), seen
 
 
@@ -71,6 +76,23 @@ def test_drafts_are_those_of_the_reference():
         found = torch.stack([seen.rows[request.id, p] for p in range(len(sequence) - 1)])
         assert float((found - state.drafted).abs().max() / state.drafted.abs().max()) < 2e-5
     assert len(seen.rows) == sum(len(s) - 1 for s in outputs.sequences.values())
+
+
+def test_drafts_of_several_streams(tmp_path):
+    """Catches a draft that reads one stream of several, or before they are brought together (GLM-5.3)."""
+    chosen = preset("tiny-glm-5.3")
+    files = copy.deepcopy(chosen.json_files)
+    files["config.json"]["text_config"]["num_nextn_predict_layers"] = 1
+    chosen = replace(chosen, json_files=files)
+    model = write_checkpoint(tmp_path / "model", chosen.tensors(), json_files=files)
+    reference = Model(Checkpoint(model))
+    seen = Seen()
+    seen.place = f"layers.{len(reference.config.layers):02d}"
+    outputs, _ = run((Request("a", (Turn(tokens(1, 40)),), max_new_tokens=3),), Schedule(chunk=24), model, seen=seen)
+    state, sequence = reference.start(), list(outputs.sequences["a"])
+    reference.extend(state, sequence, drafts=True)
+    found = torch.stack([seen.rows["a", p] for p in range(len(sequence) - 1)])
+    assert float((found - state.drafted).abs().max() / state.drafted.abs().max()) < 2e-5
 
 
 def test_reads_the_rows_of_the_models_own_steps():
