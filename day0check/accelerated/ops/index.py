@@ -110,9 +110,10 @@ def _plainly(
     hidden = columns >= visible
     few = visible.squeeze(1) <= k
     if n > k:
-        best = scores.masked_fill(hidden, float("-inf")).topk(k + 1, dim=-1)
-        # a NaN comes out first
-        clear = (best.values[:, k - 1] > best.values[:, k]) & ~best.values[:, 0].isnan() | few
+        seen = scores.masked_fill(hidden, float("-inf"))
+        best = seen.topk(k + 1, dim=-1)
+        # where a NaN comes out, and what else comes out beside it, differs between builds of torch
+        clear = (best.values[:, k - 1] > best.values[:, k]) & ~seen.isnan().any(1) | few
         found.copy_(best.indices[:, :k])
     else:
         clear = few
