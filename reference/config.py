@@ -46,6 +46,7 @@ class Mla:
     q_lora: int | None = None  # None: queries are projected from the hidden state directly
     gate: bool = False  # sigmoid output gate
     latent_eps: float = 1e-6  # of q_a_layernorm and kv_a_layernorm, not rms_norm_eps: see model.md 2.1
+    cache_scale: bool = False  # every layer stores `k_scale`, calibrated for plain FP8 codes of its cached rows
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,11 @@ def _uneven_over_ranks(files: JsonFiles) -> None:
     text["linear_attn_config"] = text["linear_attn_config"] | {"num_heads": 6}
 
 
+def _calibrated_cache(files: JsonFiles) -> None:
+    """A scale in every layer for FP8 codes of what it caches."""
+    files["config.json"]["day0check"] = {"calibrated_cache": True}
+
+
 # name -> (the preset it is a variant of, what is changed)
 FAULT_PRESETS: dict[str, tuple[str, Change]] = {
     "fault-moe": ("tiny", _weights_not_renormalised),
@@ -65,6 +70,7 @@ FAULT_PRESETS: dict[str, tuple[str, Change]] = {
     "fault-interleaved": ("tiny", _one_decay_for_a_head),
     "fault-pools": ("tiny-glm-5.3", _overlapping_pools),
     "fault-ranks": ("tiny", _uneven_over_ranks),
+    "fault-cache": ("tiny-deepseek-v3.2", _calibrated_cache),
     "fault-dsa": ("tiny-deepseek-v3.2", _magnitude_scaled),
 }
 # name -> forms in which its files store what the table of tensors lists plainly

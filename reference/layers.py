@@ -20,7 +20,7 @@ from reference.config import ModelConfig
 from reference.linear import linear, per_head
 from reference.norm import rms_norm
 from reference.pooling import pool_members
-from reference.records import record
+from reference.records import as_claimed, as_read, record
 from reference.residual import add
 from reference.rope import apply_rope
 
@@ -194,8 +194,11 @@ def full_attention(
     latent = here.norm(latent, "self_attn.kv_a_layernorm", site="kv_latent", eps=m.latent_eps)
     q_rope = _rotate(here, q_rope, rotary, site="query", layout=here.config.rope.layout)
     key_rope = _rotate(here, key_rope[:, None], rotary, site="key", layout=here.config.rope.layout)[:, 0]
-    latent = here("kv.record", record, latent)
-    cache.latent = torch.cat([cache.latent, torch.cat([latent, key_rope], dim=-1)])
+    row = torch.cat([latent if m.cache_scale else here("kv.record", record, latent), key_rope], dim=-1)
+    if m.cache_scale:
+        scale = here.tensor("self_attn.k_scale")
+        row = here("kv.dequantise", as_read, here("kv.quantise", as_claimed, row, scale=scale), scale=scale)
+    cache.latent = torch.cat([cache.latent, row])
     cache.selected = None if kind == "mla" else shared_selection
     if kind == "dsa":
         cache.selected = _choose_keys(here, x, query_latent, cache, positions=positions, rotary=rotary)

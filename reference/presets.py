@@ -127,6 +127,7 @@ def recipe_for(name: str, stored: Stored) -> Recipe:
         (".weight_scale", Recipe("exponents", mean=120)),
         ("embed_tokens.weight", Recipe(outlier=3.0)),
         ("lm_head.weight", Recipe(scale=3 * keep, quiet_from=BYTES)),
+        (".k_scale", Recipe("uniform", low=0.03, high=0.05)),
         ("A_log", Recipe("uniform", low=-0.7, high=0.7)),
         ("dt_bias", Recipe("uniform", low=-8.0, high=1.0)),
         ("_conv1d.weight", Recipe(scale=0.6)),

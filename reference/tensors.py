@@ -136,6 +136,8 @@ def _mla(c: ModelConfig, layer: int) -> dict[str, Stored]:
         "kv_a_layernorm.weight": Stored((m.kv_lora,)),
         "kv_b_proj.weight": Stored((m.heads * (m.nope + m.v), m.kv_lora)),
     }
+    if m.cache_scale:
+        table["k_scale"] = Stored((1,), "float32")
     if c.every_layer[layer] == "dsa":
         i = c.index
         table |= {

@@ -163,20 +163,19 @@ def mla(step: Step, at: Here, layer: int, x: Tensor, p: w.Mla) -> Tensor:
     k_rope = step.rotated(at, k_rope.unsqueeze(1), "key", config.rope.layout).squeeze(1)
     slots = step.page_slots()
     value, pool = torch.cat((latent, k_rope), -1), step.caches.kv[layer]
-    if pool.dtype == torch.uint8:
-        value = records.packed(at, value, site="kv", codes=m.kv_lora)
+    value = records.kept(at, value, pool, codes=m.kv_lora, scale=p.cache_scale)
     at("kv.write", pool, value=value, slots=slots)
     if kind == "dsa":
         step.picked = indexer.pick(step, at, layer, x, latent_query, p.index)
     absorbed = torch.cat((at("mla.absorb", q_nope, weight=p.absorb), q_rope), -1)
     attend = _dense if kind == "mla" else _sparse
-    z = attend(step, at, layer, absorbed)
+    z = attend(step, at, layer, absorbed, p.cache_scale)
     y = at("mla.value", z, weight=p.value).flatten(1)
     gate = None if p.gate is None else at("mla.gate", x, weight=p.gate)
     return step.reduced(at, at("mla.output", y, gate=gate, weight=p.output), "attention")
 
 
-def _sparse(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
+def _sparse(step: Step, at: Here, layer: int, q: Tensor, cache_scale: Tensor | None) -> Tensor:
     """Attention of absorbed queries [rows, H, c + dr] on the picked latents: [rows, H, c]."""
     batch, pool = step.batch, step.caches.kv[layer]
     where = {"table": batch.table, "owner": batch.owner, "indices": step.picked}
@@ -184,12 +183,12 @@ def _sparse(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
     if "kv.gather" in step.caller.covers("dsa.attention"):
         keys = {"pool": pool, **where}
     else:
-        rows = records.unpacked(at, at("kv.gather", pool, **where), site="kv", codes=width)
+        rows = records.given_back(at, at("kv.gather", pool, **where), codes=width, scale=cache_scale)
         keys = {"keys": rows, "valid": step.picked >= 0}
     return at("dsa.attention", q, **keys, value_width=width, scale=step.config.softmax_scale())
 
 
-def _dense(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
+def _dense(step: Step, at: Here, layer: int, q: Tensor, cache_scale: Tensor | None) -> Tensor:
     """Attention of absorbed queries [rows, H, c + dr] on every latent of the row's request: [rows, H, c]."""
     batch, pool, width = step.batch, step.caches.kv[layer], step.config.mla.kv_lora
     if "kv.gather" in step.caller.covers("mla.attention"):
@@ -197,7 +196,8 @@ def _dense(step: Step, at: Here, layer: int, q: Tensor) -> Tensor:
     else:
         where = {"table": batch.table, "owner": batch.every, "indices": batch.history}
         gathered = at("kv.gather", pool, row_map=batch.requests, **where)
-        gathered = records.unpacked(at, gathered, site="kv", codes=width, row_map=batch.requests).unsqueeze(2)
+        form = {"codes": width, "scale": cache_scale, "row_map": batch.requests}
+        gathered = records.given_back(at, gathered, **form).unsqueeze(2)
         keys = {"keys": gathered, "values": gathered[..., :width]}
     scale = step.config.softmax_scale()
     return at("mla.attention", q, **keys, owner=batch.owner, visible=batch.visible, scale=scale)

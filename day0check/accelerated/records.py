@@ -1,7 +1,8 @@
 """The form in which caches keep what is written into them: as it is, or as records of E4M3 codes with their scales.
 
 A record of a latent is [c codes | a float32 scale per 128 codes | rope part in bfloat16]: 656 bytes for c = 512 and a
-rope part of 64. One of an index key is its codes and scales: 132 bytes for 128. KDA states are float32 or bfloat16.
+rope part of 64. One of an index key is its codes and scales: 132 bytes for 128. Where the checkpoint has calibrated
+scales, a latent row is plain codes, 576 bytes. KDA states are float32 or bfloat16.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from day0check.accelerated.ops.records import BLOCK, SCALE_BYTES
 from day0check.errors import UsageError
 from day0check.probe.recorder import Here
+from day0check.probe.registry import OwnedPool
 from day0check.probe.rows import RowMap
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Formats:
         width = config.cache_width(layer)
         if self.kv == "act":
             return width, dtype
+        if config.mla.cache_scale:
+            return width, torch.uint8
         return record_bytes(config.mla.kv_lora, width - config.mla.kv_lora), torch.uint8
 
     def index_row(self, config: ModelConfig, dtype: torch.dtype) -> tuple[int, torch.dtype]:
@@ -71,6 +75,22 @@ class Formats:
 def record_bytes(codes: int, rest: int) -> int:
     """Bytes of a record of `codes` codes and `rest` values in bfloat16."""
     return codes + SCALE_BYTES * -(-codes // BLOCK) + 2 * rest
+
+
+def kept(at: Here, value: Tensor, pool: Tensor | OwnedPool, *, codes: int, scale: Tensor | None) -> Tensor:
+    """A latent row [rows, codes + rest] as its pool keeps it: itself, plain codes at a calibrated `scale`, a record."""
+    if pool.dtype != torch.uint8:
+        return value
+    if scale is not None:
+        return at("kv.quantise", value, scale=scale).view(torch.uint8)
+    return packed(at, value, site="kv", codes=codes)
+
+
+def given_back(at: Here, rows: Tensor, *, codes: int, scale: Tensor | None, row_map: RowMap | None = None) -> Tensor:
+    """The values of gathered latent rows."""
+    if rows.dtype == torch.uint8 and scale is not None:
+        return at("kv.dequantise", rows.view(torch.float8_e4m3fn), row_map=row_map, scale=scale)
+    return unpacked(at, rows, site="kv", codes=codes, row_map=row_map)
 
 
 def packed(at: Here, value: Tensor, *, site: str, codes: int, row_map: RowMap | None = None) -> Tensor:

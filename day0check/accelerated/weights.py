@@ -116,6 +116,7 @@ class Mla:
     gate: Tensor | None
     output: Tensor
     index: Index | None
+    cache_scale: Tensor | None = None  # [1] float32, of plain FP8 codes in the cache
 
 
 @dataclass(frozen=True)
@@ -294,6 +295,7 @@ def _mla(read: Reader, config: ModelConfig, number: int) -> Mla:
         gate=read(f"{place}.g_proj.weight") if m.gate else None,
         output=read(f"{place}.o_proj.weight"),
         index=_index(read, config, f"{place}.indexer") if config.every_layer[number] == "dsa" else None,
+        cache_scale=read(f"{place}.k_scale") if m.cache_scale else None,
     )
 
 

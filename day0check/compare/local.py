@@ -20,7 +20,7 @@ from day0check.compare.forms import beside_other_forms
 from day0check.compare.judgement import Judgement, merge
 from day0check.compare.owned_pools import logical
 from day0check.compare.pooling import Seen, copied, held, joined, signature
-from day0check.compare.quantise import judge_quantiser
+from day0check.compare.quantise import judge_calibrated, judge_quantiser
 from day0check.compare.replay import Replay, named
 from day0check.compare.row_digest import hexadecimal, plain_weights, row_weights, weighted_sum
 from day0check.contracts import CONTRACTS
@@ -214,6 +214,9 @@ class Judge(Observer):
             return judge_write(replay)
         if contract.name == "quantise.rows":
             return [self._as_claimed(tally, j) for j in judge_quantiser(replay.arguments["x"], results)]
+        if contract.name == "kv.quantise":
+            found = judge_calibrated(replay.arguments["x"], results, replay.arguments["scale"])
+            return [self._as_claimed(tally, j) for j in found]
         if contract.name == "moe.convert":
             return judge_conversion(replay, results, self._decoded)
         if contract.kind in ("exact", "move"):
@@ -232,7 +235,8 @@ class Judge(Observer):
 
     def _as_claimed(self, tally: _Tally, judgement: Judgement) -> Judgement:
         """A quantiser is no finding of its own where the profile claims that it quantises; alone it is always tried."""
-        operator, fitting = quantiser_profile(tally.tap.partition("quantise.rows.")[2])
+        site = tally.tap.partition("quantise.rows.")[2] if tally.operator == "quantise.rows" else tally.operator
+        operator, fitting = quantiser_profile(site)
         claimed = self.profile.inputs if operator not in CONTRACTS else operator in self.profile.inputs
         if claimed or not judgement.passed or tally.tap.startswith("operators."):
             return judgement

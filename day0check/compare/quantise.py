@@ -66,6 +66,27 @@ def judge_quantiser(x: torch.Tensor, results: tuple[torch.Tensor, ...], *, block
     return [Judgement(rows, elements, statistics, limits, message=rule)]
 
 
+def judge_calibrated(x: torch.Tensor, results: tuple[torch.Tensor, ...], scale: torch.Tensor) -> list[Judgement]:
+    """One judgement of codes [rows, width] of x [rows, width] at a `scale` [1] that calibration gave: each the nearest,
+    and saturated where x lies beyond 448 scales. The scale itself is compared with the checkpoint's elsewhere."""
+    if len(results) != 1 or results[0].shape != x.shape or results[0].dtype != torch.float8_e4m3fn:
+        return [_refused("results", f"codes in {ELEMENT} of the shape of the rows are due, and nothing else")]
+    wide, own = x.to(torch.float64), scale.double().reshape(()).expand(x.shape[0])
+    usable = torch.isfinite(wide)
+    reach = FORMATS[ELEMENT].largest * own[:, None]
+    inside = torch.where(usable, wide, 0.0).clamp(-reach, reach)
+    steps = torch.where(usable, half_steps(inside, results[0].to(torch.float64), own), 0.0)
+    worst = float(steps.max()) if steps.numel() else 0.0
+    statistics, limits = {"half_steps": worst}, {"half_steps": HALF_STEP}
+    bad = (steps > HALF_STEP).any(-1)
+    if not bool(bad.any()):
+        return [Judgement(int(x.shape[0]), int(x.numel()), statistics, limits)]
+    message = f"{int(bad.sum())} of {len(bad)} rows hold codes that are not the nearest at the scale of the call"
+    row = int(bad.nonzero()[0])
+    counts = int(x.shape[0]), int(x.numel())
+    return [Judgement(*counts, statistics, limits, "half_steps", row, pattern="wrong code", message=message)]
+
+
 def half_steps(x: torch.Tensor, code: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """|code * scale - x| in steps of E4M3 at x / scale: x and code [..., block], scale [...], float64, x finite.
 

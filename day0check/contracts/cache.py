@@ -1,6 +1,6 @@
 """Caches. A pool is [pages, page, width]; slot = page_of(table) * page + offset. State pools are [slots, ...]."""
 
-from day0check.contracts.contract import OWNER, Arg, Contract, Result, batch, pool, rows, static
+from day0check.contracts.contract import OWNER, Arg, Contract, Result, batch, pool, rows, shared, static
 
 _TABLE = Arg("table", "batch", "batch pages", "int64")
 _GATHER = (pool("pool", "pages page width"), _TABLE, OWNER, rows("indices", "rows k", "int32"))
@@ -107,6 +107,25 @@ CONTRACTS = (
     ),
     _record("kv.record", "a latent"),
     _record("index.record", "an index key"),
+    Contract(
+        "kv.quantise",
+        "exact",
+        "plain E4M3 codes of latent rows at the scale that the checkpoint gives: nearest, saturated beyond 448 scales",
+        (rows("x", "rows width"), shared("scale", "1", "float32")),
+        (Result("codes", "rows width", "float8_e4m3fn"),),
+        "reference.records:quantise",
+        hard_inputs=("plain", "outlier_channel"),
+    ),
+    Contract(
+        "kv.dequantise",
+        "compute",
+        "values of plain E4M3 codes: each times the scale",
+        (rows("codes", "rows ... width", "float8_e4m3fn"), shared("scale", "1", "float32")),
+        (Result("y", "rows ... width"),),
+        "reference.records:dequantise",
+        points=("out",),
+        hard_inputs=("plain",),
+    ),
     Contract(
         "kv.pack",
         "exact",

@@ -101,6 +101,15 @@ def _codes(d: Draw, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return d.raw(9, codes).to(torch.float8_e4m3fn).to(d.device), scale, d.raw(9, rest).bfloat16().to(d.device)
 
 
+def _quantise(d: Draw, name: str) -> Arguments:
+    return d.rows(name, 19, 40), {"scale": (0.02 + 0.02 * d.uniform(1)).to(d.device)}
+
+
+def _dequantise(d: Draw, name: str) -> Arguments:
+    codes = d.raw(9, 40, scale=30.0).to(torch.float8_e4m3fn).to(d.device)
+    return codes, {"scale": (0.02 + 0.02 * d.uniform(1)).to(d.device)}
+
+
 def _pack(d: Draw, name: str) -> Arguments:
     codes, scale, rest = _codes(d, name)
     return codes, {"scale": scale, "rest": rest}
@@ -140,6 +149,8 @@ GENERATORS: dict[str, Generator] = {
     "kv.reload": _tier,
     "kv.record": _record,
     "index.record": _record,
+    "kv.quantise": _quantise,
+    "kv.dequantise": _dequantise,
     "kv.pack": _pack,
     "kv.unpack": _unpack,
 }

@@ -107,8 +107,9 @@ FP8_INPUTS = (
 
 
 CACHED = "fp8-cache"
-# What an FP8 cache keeps as codes with scales per 128 of them: latents (not their rope part) and index keys.
-FP8_CACHES = ("kv.record", "index.record")
+# What an FP8 cache keeps as codes: latents (not their rope part) and index keys with scales per 128 of them, and latent
+# rows with one calibrated scale, whose codes are at least as coarse.
+FP8_CACHES = ("kv.record", "index.record", "kv.quantise")
 
 
 def quantiser_profile(site: str) -> tuple[str, str]:

@@ -19,8 +19,8 @@ def with_switches(config: ModelConfig, keys: Keys) -> ModelConfig:
 
     `mrope_section`: [temporal, height, width] numbers of channel pairs. `image_break_token_id`: ends each row of an
     image. `index_kpool_overlap`: pools of index keys reach back over the pool before. `grouped_query`: the `layers`
-    counted from 0, `heads`, `kv_heads`, `head_dim`. `linear_decay`: "low_rank" or "per_head". Raises CheckpointError
-    for a switch that does not fit the model.
+    counted from 0, `heads`, `kv_heads`, `head_dim`. `linear_decay`: "low_rank" or "per_head". `calibrated_cache`:
+    layers store the scale of their cache. Raises CheckpointError for a switch that does not fit the model.
     """
     own = keys.part(PART, optional=True)
     if own is None:
@@ -39,6 +39,8 @@ def with_switches(config: ModelConfig, keys: Keys) -> ModelConfig:
         pools = config.index is not None and config.index.pool > 1
         _must(pools, own, "index_kpool_overlap needs an index with pools")
         config = replace(config, index=replace(config.index, overlap=True))
+    if own.flag("calibrated_cache", False):
+        config = replace(config, mla=replace(config.mla, cache_scale=True))
     decay = own.text("linear_decay", "low_rank")
     _must(decay in ("low_rank", "per_head"), own, "linear_decay must be low_rank or per_head")
     if decay == "per_head":
