@@ -180,7 +180,9 @@ def _joined(server: Server, asked: Asked | None, judged: Path, case: str, plan: 
         why=server.why, early=server.early, steps=server.steps, code=server.code, forced=server.forced
     )
     reason = "; ".join(notes) or ("the server did not start" if server.why else "")
-    answers = [first, service_operators.judge(measures, reason=reason), *(asked.answers if asked else ())]
+    chat = asked is None or asked.observed.api != "completions"
+    operators = service_operators.judge(measures, chat=chat, reason=reason)
+    answers = [first, operators, *(asked.answers if asked else ())]
     measured = {"start": {**server.seconds, "steps": server.steps}, "seconds": seconds}
     expected = endpoint_checks_of(plan.wish.parts, reference=plan.reference is not None)
     observed = asked.observed if asked else Observed("", "", plan.wish.parts, stopped="the server did not start")
