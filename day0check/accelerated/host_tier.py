@@ -59,7 +59,10 @@ class HostTier:
         return parked
 
     def fetch(self, caller: Caller, running: Running, *, step: int) -> None:
-        """Copies what was parked into the pages and the slot that the request has now, and frees the host's."""
+        """Begins to copy what was parked into the pages and the slot that the request has now, and frees the host's.
+
+        `running.landing` is to be waited for before the first row is computed on them.
+        """
         self._move("kv.reload", caller, running, running.parked, step)
         self.drop(running.parked)
 
@@ -75,7 +78,8 @@ class HostTier:
         table = torch.tensor(running.tenancy.table[: len(first)], dtype=torch.int64, device=device)
         places = torch.tensor(parked.pages, dtype=torch.int64)
         slot = torch.tensor([running.tenancy.slot], device=device)
-        with caller.recorder.between(running.phase, paged, step), self._beside():
+        stays = operator == "kv.offload"  # the pages change hands at once
+        with caller.recorder.between(running.phase, paged, step), _Beside(self._stream, wait=stays) as beside:
             for (kind, layer), host in self._host.items():
                 pool, at = getattr(self.caches, kind)[layer], caller.at(f"layers.{layer:02d}")
                 if kind in PAGED:
@@ -84,9 +88,7 @@ class HostTier:
                     own = torch.tensor([parked.slot])
                     at(operator, pool, site=kind, row_map=state, host=host, pages=slot, places=own)
                 self.moved_bytes += host[0].numel() * host.element_size() * (len(first) if kind in PAGED else 1)
-
-    def _beside(self) -> _Beside:
-        return _Beside(self._stream)
+        running.landing = None if stays else beside.event
 
     def _like(self, pool: Tensor | OwnedPool, count: int) -> Tensor:
         owned = isinstance(pool, OwnedPool)
@@ -95,18 +97,27 @@ class HostTier:
 
 
 class _Beside:
-    """Work on a stream of its own that begins after what the device was told before, and that later work waits for."""
+    """Work on a stream of its own that begins after what the device was told before.
 
-    def __init__(self, stream: torch.cuda.Stream | None) -> None:
-        self.stream = stream
+    With `wait` later work waits for all of it; otherwise `event` tells when it is done, None without a stream.
+    """
 
-    def __enter__(self) -> None:
+    def __init__(self, stream: torch.cuda.Stream | None, *, wait: bool) -> None:
+        self.stream, self.wait = stream, wait
+        self.event: torch.cuda.Event | None = None
+
+    def __enter__(self) -> _Beside:
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
             self._context = torch.cuda.stream(self.stream)
             self._context.__enter__()
+        return self
 
     def __exit__(self, *error: object) -> None:
-        if self.stream is not None:
-            self._context.__exit__(*error)
+        if self.stream is None:
+            return
+        self._context.__exit__(*error)
+        if self.wait:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        else:
+            self.event = self.stream.record_event()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ class Running:
     chain: Chain = field(default_factory=Chain)  # what the prefix cache knows of it
     parked: Parked | None = None  # where its memory lies in the host tier
     ready_step: int = 0  # its memory is on the way back until then
+    landing: Any = None  # where the device has streams: the event that tells when it is there
     finish: str = ""
     answering: bool = False  # the present turn's prompt has had its first answer token
 
@@ -81,6 +83,12 @@ class Running:
     def end_turn(self, reason: str) -> None:
         if not self.next_turn():
             self.finish = reason
+
+    def land(self) -> None:
+        """Lets what the device is told from now on wait for memory that is on its way back."""
+        if self.landing is not None:
+            self.landing.wait()
+            self.landing = None
 
     def begin_again(self) -> None:
         """Nothing is computed any more; images whose features were not needed may be needed now."""
@@ -276,6 +284,8 @@ class Scheduler:
         return max(0, -(-(running.computed + count) // self.caches.page) - len(running.tenancy.table))
 
     def _compute_rows(self, phase: str, taking: list[tuple[Running, int]]) -> None:
+        for running, _ in taking:
+            running.land()
         for running, count in taking:
             running.tenancy.grow(running.computed + count)
         parts = [self._part(running, count) for running, count in taking]
@@ -350,6 +360,7 @@ class Scheduler:
         if running not in self.active:
             return
         self.active.remove(running)
+        running.land()
         pages, counts = running.tenancy.table, self.caches.pages.counts
         first = tuple(range(0, len(pages) * self.caches.page, self.caches.page))
         rows = RowMap((running.request.id,), (0,) * len(pages), first)

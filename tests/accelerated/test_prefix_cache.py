@@ -1,5 +1,7 @@
 """The prefix cache on whole models: a warm request is the cold one, what is shared is right, what differs is not."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -42,6 +44,18 @@ class Logits(Observer):
                 self.rows[call.rows.address(row)] = value
 
 
+alone_before = {}
+
+
+def run_alone(backend, request):
+    """(outputs, logits) of a request by itself, computed once."""
+    key = id(backend), dataclasses.replace(request, arrive_step=0)
+    if key not in alone_before:
+        outputs, _, rows = run(backend, request)
+        alone_before[key] = outputs, rows
+    return alone_before[key]
+
+
 def run(backend, *requests, caches=None, **schedule):
     seen = Logits()
     schedule = Schedule(**{"page": PAGE, **schedule})
@@ -60,14 +74,14 @@ def cold_and_warm(backend, prompts, *, gap=20, **schedule):
     ]
     _, warm, rows = run(backend, *requests, prefix_cache=True, **schedule)
     for request in requests:
-        _, _, alone = run(backend, request)
+        _, alone = run_alone(backend, request)
         assert set(alone) <= set(rows)
         for at, value in alone.items():
             assert float((rows[at] - value).norm() / value.norm()) < 1e-4, at  # NaN is no less
     return warm
 
 
-@pytest.mark.parametrize("name", ["tiny", "tiny-glm-5.3", "tiny-deepseek-v3.2"])
+@pytest.mark.parametrize("name", ["tiny", "tiny-glm-5.3", pytest.param("tiny-deepseek-v3.2", marks=pytest.mark.slow)])
 def test_warm_is_cold_on_every_kind_of_cache(name):
     """Catches states that are not restored or belong to another boundary, pages of the wrong positions, and index keys
     or pools that a hit leaves out: models with KDA, with pools of index keys, with pages alone."""
@@ -77,7 +91,7 @@ def test_warm_is_cold_on_every_kind_of_cache(name):
     assert warm.prefixes.counters.hit_blocks == 4
 
 
-@pytest.mark.parametrize("offset", range(0, PAGE, 3))
+@pytest.mark.parametrize("offset", [0, 1, PAGE - 1])
 def test_prompts_that_part_inside_a_block_share_only_what_comes_before(tiny, offset):
     """Catches a hit that counts a block whose tokens agree in part."""
     first = text(4, 50)
@@ -106,7 +120,7 @@ def test_answers_are_known_too(tiny):
 
 def test_pages_are_given_up_in_turn_and_states_with_them(tiny):
     """Catches an evicted block that is still found, a page taken while somebody reads it, and a leak."""
-    prompts = [text(20 + n, 3 * PAGE + 1) for n in range(4)] + [text(20, 3 * PAGE + 1), text(23, 3 * PAGE + 1)]
+    prompts = [text(20 + n, 3 * PAGE + 1) for n in (0, 1, 2, 0, 2)]
     warm = cold_and_warm(tiny, prompts, pages=9, max_batch=1)
     assert warm.prefixes.counters.evicted_blocks > 0
     assert warm.prefixes.counters.hit_tokens == 3 * PAGE  # of the last one: the first has been given up
@@ -124,7 +138,7 @@ def test_requests_of_one_step_with_one_prefix(tiny):
     late = Request("d", (Turn(base + text(77, 3)),), max_new_tokens=3, arrive_step=9)
     outputs, warm, _ = run(tiny, *requests, late, prefix_cache=True, chunk=30, max_batch=4)
     for request in (*requests, late):
-        alone, _, _ = run(tiny, request)
+        alone, _ = run_alone(tiny, request)
         assert outputs.sequences[request.id] == alone.sequences[request.id]
     entries = warm.prefixes.held[:, 4]
     assert len(entries[entries >= 0].unique()) == int((entries >= 0).sum())
@@ -143,7 +157,7 @@ def test_a_preempted_request_begins_behind_its_own_prefix(tiny):
 def test_states_are_kept_as_often_as_asked(tiny):
     """Catches a hit that ends where no state was kept."""
     base = text(11, 5 * PAGE)
-    warm = cold_and_warm(tiny, [base + (1,), base + (2,)], snapshot_blocks=2)
+    warm = cold_and_warm(tiny, [(*base, 1), (*base, 2)], snapshot_blocks=2)
     assert warm.prefixes.counters.hit_tokens == 4 * PAGE
     assert warm.prefixes.counters.stored_snapshots == 2
 
@@ -154,7 +168,8 @@ def test_pages_that_cut_pools_are_refused():
         run(loaded("tiny-glm-5.3"), Request("a", (Turn(text(1, 9)),)), prefix_cache=True, page=6)
 
 
-@settings(max_examples=5, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_whatever_the_schedule_a_warm_request_is_the_cold_one(tiny, data):
     """Catches what only some order of arrivals, chunks, pool sizes and interruptions shows."""
@@ -185,7 +200,7 @@ def test_whatever_the_schedule_a_warm_request_is_the_cold_one(tiny, data):
         events=events,
     )
     for request in requests:
-        alone, _, _ = run(tiny, request)
+        alone, _ = run_alone(tiny, request)
         assert outputs.sequences[request.id] == alone.sequences[request.id]
     assert len(warm.caches.pages) == warm.caches.pages.size
     assert len(warm.caches.slots) == warm.caches.slots.size

@@ -68,11 +68,17 @@ def offload(pool: Tensor | OwnedPool, *, host: Tensor, pages: Tensor, places: Te
 
 def reload(pool: Tensor | OwnedPool, *, host: Tensor, pages: Tensor, places: Tensor) -> None:
     """Copies `places` [n] of host memory back into `pages` [n] of `pool`, byte for byte."""
-    taken = host[places]
+    taken = _staged(host, places) if pool.device.type == "cuda" else host[places]
     if isinstance(pool, OwnedPool):
         return pool.write(taken.to(pool.device).reshape(-1, *pool.row), _rows_of(pool, pages))
     pool[pages] = taken.to(pool.device, non_blocking=True)
     return None
+
+
+def _staged(host: Tensor, places: Tensor) -> Tensor:
+    """Rows of host memory side by side where a copy to the device need not be waited for."""
+    staged = torch.empty(len(places), *host.shape[1:], dtype=host.dtype, pin_memory=True)
+    return torch.index_select(host, 0, places, out=staged)
 
 
 def _rows_of(pool: OwnedPool, pages: Tensor) -> Tensor:
