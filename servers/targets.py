@@ -150,7 +150,8 @@ def start(name: str, model_name: str, port: int, folder: Path, more: list[str]) 
     environment = {**os.environ, **quiet, **target.environment(programs)}
     log = folder / f"{name}-{port}.log"
     begin, address = time.monotonic(), f"http://127.0.0.1:{port}"
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background job begins with SIGINT ignored
+        signal.signal(number, _interrupt)
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*target.command(programs, home, port), *more],
@@ -175,6 +176,10 @@ def start(name: str, model_name: str, port: int, folder: Path, more: list[str]) 
         end(process)
 
 
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 def answers(url: str) -> bool:
     """Whether status 200 comes from `url` within a second."""
     try:
@@ -186,7 +191,7 @@ def answers(url: str) -> bool:
 
 def end(process: subprocess.Popen) -> None:
     """Ends the server and all that it started: politely, then by force."""
-    for number in (signal.SIGINT, signal.SIGKILL):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
         except ProcessLookupError:
