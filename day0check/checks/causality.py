@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from day0check.checks.decode_equals_prefill import whole
 from day0check.checks.evidence import Answer, Evidence
 from day0check.checks.extra_runs import ExtraRun, answered, as_prompt, name_of, other_words, pairs, plain
 from day0check.checks.invariant import judge_runs
@@ -18,22 +19,24 @@ NAME = "causality"
 
 
 def runs(case: RunCase, outputs: Outputs, config: ModelConfig) -> tuple[ExtraRun, ...]:
-    """Each sequence as one prompt whose words change in the middle, and one in which only the last ones do."""
-    found = []
+    """Each sequence as one prompt beside the same one whose words change in the middle, or only at the end."""
+    found: list[ExtraRun] = []
     for request in answered(case, outputs):
         prompt = as_prompt(request, outputs)
         length = len(prompt.turns[0].tokens)
-        for cut in sorted({length // 2, length - 2}):
-            if cut > 0:
-                found.append(_changed(case, prompt, cut, config))
+        cuts = [cut for cut in sorted({length // 2, length - 2}) if cut > 0]
+        if cuts:
+            as_it_is = whole(case, request, outputs)
+            found += [as_it_is, *(_changed(case, prompt, cut, config, as_it_is.label) for cut in cuts)]
     return tuple(found)
 
 
-def _changed(case: RunCase, prompt: Request, cut: int, config: ModelConfig) -> ExtraRun:
+def _changed(case: RunCase, prompt: Request, cut: int, config: ModelConfig, against: str) -> ExtraRun:
     name, (turn,) = name_of(prompt.id), prompt.turns
     other = replace(prompt, turns=(replace(turn, tokens=other_words(turn.tokens, config, begin=cut)),))
     words = f"other words from position {cut} of request {name} on"
-    return ExtraRun(f"later-{name}-{cut}", words, (other,), plain(case, chunk=None), pairs((other,), until=cut))
+    label, schedule = f"later-{name}-{cut}", plain(case, chunk=None)
+    return ExtraRun(label, words, (other,), schedule, pairs((other,), until=cut), against=against)
 
 
 def judge(evidence: Evidence) -> Answer:

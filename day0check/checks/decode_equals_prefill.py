@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from day0check.checks.evidence import Answer, Evidence
 from day0check.checks.extra_runs import ExtraRun, answered, as_prompt, name_of, pairs, plain
 from day0check.checks.invariant import judge_runs
-from day0check.types import Outputs, RunCase
+from day0check.types import Outputs, Request, RunCase
 
 if TYPE_CHECKING:
     from reference.config import ModelConfig
@@ -16,18 +16,18 @@ QUESTION = "Does decode compute what a prefill of the same tokens computes, at e
 NAME = "decode_equals_prefill"
 
 
+def whole(case: RunCase, request: Request, outputs: Outputs) -> ExtraRun:
+    """The whole sequence of a request in one prompt and one step."""
+    name = name_of(request.id)
+    words = f"the whole sequence of request {name} as one prompt"
+    asked = (as_prompt(request, outputs),)
+    return ExtraRun(f"whole-{name}", words, asked, plain(case, chunk=None), pairs((request,)))
+
+
 def runs(case: RunCase, outputs: Outputs, config: ModelConfig) -> tuple[ExtraRun, ...]:
-    """Each request that decoded, its whole sequence in one prompt and one step."""
+    """Each request that decoded, as a prompt."""
     return tuple(
-        ExtraRun(
-            f"whole-{name_of(r.id)}",
-            f"the whole sequence of request {name_of(r.id)} as one prompt",
-            (as_prompt(r, outputs),),
-            plain(case, chunk=None),
-            pairs((r,)),
-        )
-        for r in answered(case, outputs)
-        if any(b - a > 1 for a, b in outputs.generated[r.id])
+        whole(case, r, outputs) for r in answered(case, outputs) if any(b - a > 1 for a, b in outputs.generated[r.id])
     )
 
 

@@ -43,7 +43,8 @@ def judge_runs(name: str, evidence: Evidence, runs: Runs, *, nothing: str) -> An
     wanted = runs(evidence.case, evidence.outputs, evidence.config)
     if not wanted:
         return answer(name, evidence, "not_run", nothing)
-    verdicts = [_judge_run(name, evidence, run) for run in wanted if run.label != CONTROL or len(wanted) == 1]
+    basis = {run.against for run in wanted} | ({CONTROL} if len(wanted) > 1 else set())  # others are held against them
+    verdicts = [_judge_run(name, evidence, run) for run in wanted if run.label not in basis]
     wrong = [v for v in verdicts if v.findings]
     if wrong:
         findings = _with_others(wrong)

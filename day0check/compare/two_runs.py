@@ -41,7 +41,7 @@ class _Difference:
 
 @dataclass(frozen=True)
 class Compared:
-    """`measures`: one per (tap, phase), judged by noise. `different`: of `rows` rows those with other bytes, the first
+    """`measures`: one per (tap, phase in the other run), judged by noise. `different`: of `rows` rows those with other bytes, the first
     of them at `first` = (tap, request, position). `flips`: request -> first position at which the two runs chose
     differently. `missing`: what of the pairings could not be compared, in words, empty when nothing."""
 
@@ -121,8 +121,8 @@ def _compare_tap(
     table.seen.add(pairing.here)
     _count_bytes(table, tap, pairing.here, [mine.positions[i] for i in own], a, b)
     at = torch.tensor(index)
-    for phase in dict.fromkeys(mine.phases[i] for i in own):
-        rows = [n for n, i in enumerate(own) if mine.phases[i] == phase]
+    for phase in dict.fromkeys(theirs.phases[i] for i in other):
+        rows = [n for n, i in enumerate(other) if theirs.phases[i] == phase]
         found = _difference(a[rows], b[rows], noise, at[rows])
         where = (pairing.here, tuple(mine.positions[own[n]] for n in rows), min(mine.orders[own[n]] for n in rows))
         table.groups.setdefault((tap, phase), []).append(_Difference(*where, a.shape[1], *found))
