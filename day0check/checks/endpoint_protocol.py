@@ -45,6 +45,7 @@ OPTIONAL = (
 TOOLS = ("tools/", "forced")
 CHOSEN = (*TOOLS, "temperature/", "seed/", "stop", "turns/", "needle/")  # what an endpoint may refuse with a clear 4xx
 BUSY = (429, 503)
+AT_ONCE = ("together/", "long/", "surge/")
 _ELSEWHERE = ("bad/", "cancel/", "image/", "soak/")
 
 
@@ -64,6 +65,8 @@ def judge(observed: Observed) -> Answer:
 
 def _wrongs(exchange: Exchange, observed: Observed) -> list[str]:
     reply, answer = exchange.reply, exchange.answer
+    if reply.fault in ("stalled", "late") and _waits_its_turn(exchange, observed):
+        return []
     if reply.fault in FAULTS:
         return [reply.fault if reply.fault != "garbage" else "no_http"]
     if reply.status != 200:
@@ -77,9 +80,20 @@ def _wrongs(exchange: Exchange, observed: Observed) -> list[str]:
     return wrongs
 
 
+def _waits_its_turn(exchange: Exchange, observed: Observed) -> bool:
+    """Whether a request among many got no byte because others were served: one of them ended in the later half of its
+    wait. A server that stood idle meanwhile has forgotten it."""
+    reply = exchange.reply
+    if reply.status or not exchange.label.startswith(AT_ONCE):
+        return False
+    middle = (reply.sent_ns + reply.end_ns) // 2
+    ended = [e.reply.end_ns for e in observed.exchanges if e.good and e.label.startswith(AT_ONCE)]
+    return any(middle < end_ns <= reply.end_ns for end_ns in ended)
+
+
 def _refusal(exchange: Exchange, observed: Observed) -> list[str]:
     status = exchange.reply.status
-    if status in BUSY and exchange.label.startswith(("together/", "long/", "surge/")):
+    if status in BUSY and exchange.label.startswith(AT_ONCE):
         return []
     if status >= 500:
         return ["http_5xx_optional" if exchange.label in OPTIONAL or exchange.label.startswith(TOOLS) else "http_5xx"]

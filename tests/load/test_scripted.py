@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from day0check.checks import endpoint_tools
+from day0check.checks import endpoint_protocol, endpoint_tools
 from day0check.checks.evidence import Answer as Judged
 from day0check.load.observed import Observed
 from day0check.load.records import Answer, Exchange, Reply, ToolCall
@@ -95,3 +95,16 @@ def test_known_answers_that_did_not_come_are_not_passed() -> None:
     silent = Observed("m", "chat", ("tools",), exchanges=(exchange("forced", Answer(text=PROBE, choices=1)),))
     assert endpoint_tools.judge(silent).outcome.status == "not_run"
     assert endpoint_tools.judge(Observed("m", "chat", ("tools",))).outcome.status == "not_run"
+
+
+@pytest.mark.parametrize(("ends", "blamed"), [((70, 95), False), ((10, 40), True), ((), True)])
+def test_a_request_that_waits_its_turn_is_not_forgotten(ends: tuple[int, ...], blamed: bool) -> None:
+    """Would catch a queue that is blamed for its length, and one request of many that is dropped without a word."""
+    silent = Exchange("surge/together/9", "/", {}, Reply(0, 0, 0, 100, fault="stalled"), Answer())
+    others = [
+        Exchange(f"surge/together/{i}", "/", {}, Reply(200, 0, 0, end), Answer(text="x", choices=1))
+        for i, end in enumerate(ends)
+    ]
+    observed = Observed("m", "chat", ("interference",), exchanges=(silent, *others))
+    patterns = {f.evidence["pattern"] for f in endpoint_protocol.judge(observed).findings}
+    assert ("stalled" in patterns) == blamed
