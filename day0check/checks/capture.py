@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from day0check.checks.evidence import Answer, Evidence, answer, answer_from
-from day0check.compare.final_state import BETWEEN, LOGITS
 from day0check.types import Measure
 
 QUESTION = "Do the final states that were captured give the logits that the candidate answered with?"
 NAME = "capture"
+LOGITS = "head.logits"
+BETWEEN = ("residual.collapse.output", "norm.rms.final", LOGITS)  # taps between the state and the logits
 
 
 def judge(evidence: Evidence) -> Answer:
-    """A state that does not give the logits is the capture's fault only where the logits are right and what lies between
-    passed its own replay: then no layer is accused, and nothing of what was captured can be believed."""
+    """A state that does not give the logits is the capture's fault only where the logits are right and what lies
+    between passed its own replay: then no layer is accused, and nothing of what was captured can be believed."""
     if evidence.net is None:
         reason = evidence.net_reason or "the reference pass of this case was not run"
         return answer(NAME, evidence, "not_run", reason)

@@ -26,7 +26,6 @@ from reference.residual import collapse_streams
 from reference.weights import Checkpoint
 
 OPERATOR = "capture.tap"
-BETWEEN = ("residual.collapse.output", "norm.rms.final", LOGITS)  # taps between the state and the logits
 REPLICATES = 4
 LIMIT = 8.0  # noises of a row's logits: healthy ones stay near 1, since nothing but one norm and one sum lies between
 
