@@ -5,8 +5,8 @@ what one step took. Four laws, whose limits leave room for any implementation of
 - kept: an operator keeps no memory but its results. What grows with every call is a leak or a hidden cache.
 - scratch: between the two largest sizes, memory that lives inside a call grows by at most `SCRATCH` times what the
   model says is read and written. Blocks of fixed size cost nothing here, an intermediate per head or pair does.
-- work: bytes moved and products computed, counted and not timed, follow the model: no step at some size (every larger
-  size costs `STEP` times more per unit than every smaller one), no growth of a higher order than the model's.
+- work: bytes moved and products computed, counted and not timed, follow the model: no step at some size (two sizes
+  cost `STEP` times more per unit than the two before them), no growth of a higher order than the model's.
 - time: between the smallest and the largest size, time grows at least as fast as a roof measured in the same process
   would allow, over `SLOWEST`. Only what is far beyond any implementation fails: time is noisy where work is not.
 """
@@ -187,8 +187,13 @@ def _ratios(points: Sequence[CostLine]) -> list[float]:
 
 
 def _step(points: Sequence[CostLine]) -> Law:
+    """The largest jump of work per unit between two sizes and the two that follow: costs that are constant make the
+    work per unit fall with the size, on both sides of a step alike."""
     ratios = _ratios(points)
-    jumps = [min(ratios[i:]) / max(max(ratios[:i]), 1e-12) for i in range(2, len(ratios) - 1)]
+    jumps = [
+        min(ratios[i : i + 2]) / max(*ratios[i - 2 : i], 1e-12) if points[i].size > points[i - 1].size else 0.0
+        for i in range(2, len(ratios) - 1)
+    ]
     at = max(range(len(jumps)), key=jumps.__getitem__)
     words = (
         f"does {jumps[at]:.3g} times the work per unit from size {points[at + 2].size} on "

@@ -69,3 +69,14 @@ def test_a_row_of_a_pool_moves_a_row():
         pool[at] = torch.ones(1, 4)
         pool[at]
     assert taken.moved_bytes <= 4 * (4 + 4) * 3 + 64
+
+
+def test_what_is_written_in_place_of_a_new_tensor_costs_the_same():
+    """Catches an output that counts as read, and memory that counts as work when it is only taken."""
+    x = torch.ones(100)
+    with Allocations() as taken:
+        torch.mul(x, 2.0)
+    new = taken.moved_bytes
+    with Allocations() as taken:
+        torch.mul(x, 2.0, out=torch.empty_like(x))
+    assert taken.moved_bytes == new == 800

@@ -40,12 +40,16 @@ def rms_norm(x: Tensor, *, weight: Tensor | None = None, eps: float) -> Tensor:
         return _normed(wide(x), weight, eps).to(x.dtype)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     for block in blocks:
-        out[block] = _normed(wide(x[block]), weight, eps)
+        a = wide(x[block])
+        if a.dtype == out.dtype:  # straight into its place
+            _normed(a, weight, eps, out[block])
+        else:
+            out[block] = _normed(a, weight, eps)
     return out
 
 
-def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    y = x * _inverse_rms(x, eps)
+def _normed(x: Tensor, weight: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
+    y = torch.mul(x, _inverse_rms(x, eps), out=out)
     return y if weight is None else y.mul_(weight.to(x.dtype))
 
 
