@@ -224,7 +224,7 @@ def _run_case(crew: _Crew, case: RunCase, events: Lines, starts: int) -> RunReco
     if len(there) == len(folders) and record.status != "unavailable":
         finished = record.status == "finished"
         merge_case(folders, into, expert_parallel=layout.expert > 1, facts=facts, finished=finished)
-    _keep_witness(folders, into)
+    _keep_witness(folders, into, first=int(crew.job.layout.get("witness_rank", 0)))
     return record
 
 
@@ -306,9 +306,9 @@ def device_of_rank(device: str, rank: int) -> str:
     return device if kind == "cpu" else f"{kind}:{rank}"
 
 
-def _keep_witness(folders: list[Path], into: Path) -> None:
-    """The one call that was kept whole, of the first rank that has it."""
-    for folder in folders:
+def _keep_witness(folders: list[Path], into: Path, *, first: int) -> None:
+    """The one call that was kept whole, of rank `first`, or of another one that has it."""
+    for folder in (folders[first], *folders):
         if (folder / "witness").is_dir() and not (into / "witness").exists():
             shutil.copytree(folder / "witness", into / "witness")
 
