@@ -48,7 +48,6 @@ def alone(model, schedule):
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        ("tiny", {TP: 2}),
         ("fault-ranks", {TP: 2}),
         ("fault-ranks", {TP: 4, EP: 4}),
         ("fault-ranks", {EP: 4}),
