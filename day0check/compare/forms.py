@@ -10,7 +10,7 @@ import torch
 from day0check.compare.compute import judge_compute
 from day0check.compare.judgement import Judgement
 from day0check.compare.replay import Replay
-from day0check.contracts.profiles import MISFIT, Profile, other_forms, profile_with_form
+from day0check.contracts.profiles import LOOSER, MISFIT, Profile, other_forms, profile_with_form
 
 SLACK = 0.5  # ratio of the whole below which the claimed roundings are more than what happens
 
@@ -40,10 +40,8 @@ def beside_other_forms(
         again = judge_compute(replay, results, other, seed=seed, keep=keep, thorough=failed)
         fits[form] = all(j.passed for j in again)
         if failed and fits[form]:
-            return [
-                replace(j, message=f"{j.message}; consistent with the looser {_named(profile, replay, form)}")
-                for j in judged
-            ]
+            named = _named(profile, replay, form)
+            return [_explained(j, form, f"; consistent with the looser {named}") for j in judged]
     if failed or not fits:
         return judged
     misfits = {f"{MISFIT}{form}": float(not fit) for form, fit in fits.items()}
@@ -57,6 +55,11 @@ def beside_other_forms(
         replace(j, message=f"the claimed roundings hide faults: consistent with the tighter {named}, claim it")
         for j in judged
     ]
+
+
+def _explained(judgement: Judgement, form: str, words: str) -> Judgement:
+    statistics = judgement.statistics | {f"{LOOSER}{form}": 0.0}
+    return replace(judgement, message=f"{judgement.message}{words}", statistics=statistics)
 
 
 def _named(profile: Profile, replay: Replay, form: str) -> str:

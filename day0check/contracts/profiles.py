@@ -85,6 +85,7 @@ EAGER_FORMS: dict[str, str] = {
 
 # A statistic of a measure, per tighter form that was tried on its results: 0 where they fit it, 1 where they do not.
 MISFIT = "misfit_"
+LOOSER = "looser_"  # one of a measure that fails and fits this looser form
 QUANTISED = "fp8-activations"
 FP8_FORM, PLAIN_ROWS = "fp8_rows", "plain_rows"  # what quantised rows, and others, are called where forms are
 FP8_BLOCKS = "float8_e4m3fn/128"  # E4M3 with a scale per row and 128 columns
@@ -192,19 +193,22 @@ def profile_with_form(profile: Profile, operator: str, form: str) -> str:
     return ""
 
 
-def tightest_profile(claimed: Profile, fits: Mapping[str, str]) -> Profile:
-    """The built-in profile with the fewest roundings that the forms found fit, of the claimed activation type.
+def fitting_profile(claimed: Profile, fits: Mapping[str, str]) -> Profile | None:
+    """The built-in profile (or the claimed one) of the claimed activation type with the fewest roundings that holds the
+    forms found; None where none holds them.
 
-    `fits[operator]`: the tightest form that its results fit, "" where it has none.
+    `fits[operator]`: the form that its results fit, "" for the claimed one.
     """
     own = claimed
     for operator, form in fits.items():
-        if form == PLAIN_ROWS:
-            own = replace(own, inputs=MappingProxyType({k: v for k, v in own.inputs.items() if k != operator}))
+        if form in (PLAIN_ROWS, FP8_FORM):
+            inputs = {k: v for k, v in own.inputs.items() if k != operator}
+            inputs |= {operator: FP8_BLOCKS} if form == FP8_FORM else {}
+            own = replace(own, inputs=MappingProxyType(inputs))
         elif form:
             own = with_form(own, CONTRACTS[operator], form)
-    held = [p for p in PROFILES.values() if p.act_dtype == claimed.act_dtype and _holds(p, own, fits)]
-    return min((*held, claimed), key=_roundings)
+    known = {p.name: p for p in (claimed, *PROFILES.values()) if p.act_dtype == claimed.act_dtype}
+    return min((p for p in known.values() if _holds(p, own, fits)), key=_roundings, default=None)
 
 
 def _holds(wide: Profile, narrow: Profile, operators: Mapping[str, str]) -> bool:

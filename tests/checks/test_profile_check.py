@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from day0check.checks import profile
 from day0check.checks.evidence import Evidence
 from day0check.contracts import CONTRACTS
-from day0check.contracts.profiles import PLAIN_ROWS, PROFILES, fitting_form, tightest_profile
+from day0check.contracts.profiles import FP8_FORM, PLAIN_ROWS, PROFILES, fitting_form, fitting_profile
 from day0check.types import Measure, RunCase
 
 CASE = RunCase("text/x", ())
@@ -41,11 +41,28 @@ def test_the_tightest_claim_of_its_type_gives_no_answer(name):
     )
 
 
+def test_failures_that_one_looser_profile_explains_are_a_finding_of_their_own():
+    """Catches a lost claim that is told operator by operator only, and a profile named that explains but a part."""
+
+    def wrong(operator, **statistics):
+        return replace(measure(operator, **statistics), passed=False, failing="row")
+
+    norm, mlp = wrong("norm.rms", looser_cast_first=0.0), wrong("mlp.dense", looser_eager=0.0)
+    answer = profile.judge_run([evidence("bf16", norm, mlp, wrong("norm.rms"))])
+    assert (answer.outcome.status, answer.findings[0].severity) == ("failed", "blocker")
+    assert "consistent with profile eager-bf16" in answer.findings[0].message
+    assert profile.judge_run([evidence("bf16", norm, wrong("mla.query"))]) is None
+    quantised = wrong("mla.query", **{f"looser_{FP8_FORM}": 0.0})
+    (finding,) = profile.judge_run([evidence("bf16", quantised)]).findings
+    assert "consistent with profile fp8-activations" in finding.message
+    assert profile.judge_run([evidence("bf16", norm, quantised)]) is None
+
+
 def test_quantised_rows_are_needed_until_plain_rows_fit():
     """Catches bf16 proposed to a candidate whose codes were judged as they are."""
     fp8 = PROFILES["fp8-activations"]
-    assert tightest_profile(fp8, {"mla.query": "", "norm.rms": "fused"}).name == "fp8-activations"
-    assert tightest_profile(fp8, {"mla.query": PLAIN_ROWS, "norm.rms": "fused"}).name == "bf16"
+    assert fitting_profile(fp8, {"mla.query": "", "norm.rms": "fused"}).name == "fp8-activations"
+    assert fitting_profile(fp8, {"mla.query": PLAIN_ROWS, "norm.rms": "fused"}).name == "bf16"
 
 
 @given(st.sampled_from(sorted(PROFILES)), st.data())
@@ -54,8 +71,11 @@ def test_the_tightest_profile_is_never_looser_than_the_claim(name, data):
     """Catches a proposal that rounds where the found forms do, and at more points than the claim."""
     claimed = PROFILES[name]
     operators = data.draw(st.lists(st.sampled_from(sorted(o for o, c in CONTRACTS.items() if c.forms)), unique=True))
-    fits = {o: data.draw(st.sampled_from([f.name for f in CONTRACTS[o].forms])) for o in operators}
-    found = tightest_profile(claimed, fits)
+    fits = {}
+    for o in operators:
+        held = [f.name for f in CONTRACTS[o].forms if set(f.points) <= {*claimed.points_of(o), "out"}]
+        fits[o] = data.draw(st.sampled_from(held or [""]))
+    found = fitting_profile(claimed, fits)
     assert found.act_dtype == claimed.act_dtype
     assert found.name == claimed.name or sum(map(len, found.points.values())) <= sum(map(len, claimed.points.values()))
 
