@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from day0check.compare.locate import drafting_place, split_tap
 from day0check.snapshot import Rows, Snapshot
 
 
@@ -18,6 +19,7 @@ class LentRows(Snapshot):
     def __init__(self, directory: Path | str, lenders: Mapping[str, str]) -> None:
         super().__init__(directory)
         self._lenders = dict(lenders)
+        self._draft = drafting_place(self.taps())  # a request that did not compute every row drafts nothing
         embedded = next((tap for tap in self.taps() if tap.endswith("embed.tokens")), "")
         self._first = {name: min(Snapshot.recorded(self, embedded, name).positions, default=0) for name in lenders}
 
@@ -25,7 +27,7 @@ class LentRows(Snapshot):
         own = super().recorded(tap, request, result, by_position=by_position)
         lender = self._lenders.get(request)
         first = self._first.get(request, 0)
-        if lender is None or not first:
+        if lender is None or not first or (self._draft and split_tap(tap)[0] == self._draft):
             return own
         other = self.recorded(tap, lender, result, by_position=by_position)  # which may have borrowed itself
         lent = [i for i, p in enumerate(other.positions) if p < first]

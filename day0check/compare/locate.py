@@ -31,6 +31,12 @@ def split_tap(tap: str) -> tuple[str, str | None]:
     return tap, None
 
 
+def drafting_place(taps: Iterable[str]) -> str:
+    """The place of the layer that embeds tokens of its own: it drafts, so that its row p has seen token p + 1 (model.md
+    2.8). Empty when none of the taps is of such a layer."""
+    return next((place for place, operator in map(split_tap, taps) if operator == "embed.tokens" and place), "")
+
+
 def layer_class(measure: Measure, config: ModelConfig | None) -> str:
     """The class that findings share: attention and feed-forward kind of a decoder layer, "vision", or ""."""
     if measure.layer is not None and config is not None and measure.layer < len(config.layers):

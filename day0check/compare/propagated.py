@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from day0check.compare.locate import drafting_place
 from day0check.compare.lockstep import run_together
 from day0check.compare.net_measures import CaseTable
 from day0check.compare.net_noise import add_float32_noise
@@ -31,7 +32,6 @@ from reference.moe import weights_of
 
 Forward = Callable[[Sequence[int], Sequence[str], Callable[..., Any]], torch.Tensor]
 REPLAYED = ("dsa.select", "moe.route")
-DRAFTING = ".embed.tokens"  # behind the place of a layer: only one that drafts embeds tokens of its own
 
 
 def compare_case(
@@ -78,7 +78,7 @@ def compare_case(
 
 def _drafted(snapshot: Snapshot) -> bool:
     """Whether the candidate ran a draft layer: only then do the passes run it, too."""
-    return any(tap.startswith("layers.") and tap.endswith(DRAFTING) for tap in snapshot.taps())
+    return bool(drafting_place(snapshot.taps()))
 
 
 def forwards(model: Any, profile: Profile, device: str, drafts: bool = False) -> tuple[Forward, Forward]:

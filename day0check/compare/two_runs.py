@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from day0check.compare.locate import split_tap
+from day0check.compare.locate import drafting_place, split_tap
 from day0check.compare.net_measures import ROW_LIMIT, layer_of, typical_ratio, whole_limit
 from day0check.compare.noise_book import NoiseBook, TapNoise
 from day0check.compare.pairing import Pairing
@@ -41,9 +41,9 @@ class _Difference:
 
 @dataclass(frozen=True)
 class Compared:
-    """`measures`: one per (tap, phase in the other run), judged by noise. `different`: of `rows` rows those with other bytes, the first
-    of them at `first` = (tap, request, position). `flips`: request -> first position at which the two runs chose
-    differently. `missing`: what of the pairings could not be compared, in words, empty when nothing."""
+    """`measures`: one per (tap, phase in the other run), judged by noise. `different`: of `rows` rows those with other
+    bytes, the first of them at `first` = (tap, request, position). `flips`: request -> first position at which the two
+    runs chose differently. `missing`: what of the pairings could not be compared, in words, empty when nothing."""
 
     measures: tuple[Measure, ...]
     rows: int
@@ -57,6 +57,7 @@ class Compared:
 class _Table:
     pairings: Sequence[Pairing]
     before: dict[str, int]
+    draft: str = ""  # place of the layer that drafts
     groups: dict[tuple[str, str], list[_Difference]] = field(default_factory=dict)
     flips: dict[str, int] = field(default_factory=dict)
     rows: int = 0
@@ -64,6 +65,10 @@ class _Table:
     first: tuple[str, str, int] | None = None
     seen: set[str] = field(default_factory=set)
     missing: str = ""
+
+    def ahead(self, tap: str) -> int:
+        """How many tokens behind its own position a row of the tap has seen."""
+        return 1 if self.draft and split_tap(tap)[0] == self.draft else 0
 
 
 def compare_runs(
@@ -78,8 +83,8 @@ def compare_runs(
 
     `before`: request of `here` -> only its rows below this position. Raises InputError for damaged snapshots.
     """
-    table = _Table(pairings, before or {})
     common = [tap for tap in here.taps() if tap in set(there.taps())]
+    table = _Table(pairings, before or {}, drafting_place(common))
     for tap in common:
         operator = split_tap(tap)[1] or tap
         if operator not in CONTRACTS or not CONTRACTS[operator].net or operator == "sample.token":
@@ -100,7 +105,8 @@ def _compare_tap(
     vision = tap.startswith("vision.")
     mine = here.recorded(tap, pairing.here, by_position=not vision)
     theirs = there.recorded(tap, pairing.there, by_position=not vision)
-    until = min(pairing.until if pairing.until is not None else _END, table.before.get(pairing.here, _END))
+    until = _END if pairing.until is None else pairing.until - table.ahead(tap)
+    until = min(until, table.before.get(pairing.here, _END))
     own, other = _same_rows(mine, theirs, pairing, _END if vision else until, vision)
     if not own:
         return

@@ -66,6 +66,30 @@ def book() -> NoiseBook:
     return made
 
 
+def test_a_draft_has_seen_the_token_behind_it():
+    """Would catch an accusation, or a row that is not compared, where two runs part: row p of a layer that drafts
+    depends on token p + 1, that of any other on tokens up to p."""
+    drafted = [f"layers.01.{name}" for name in ("embed.tokens", "residual.add.mlp")]
+    made = NoiseBook()
+    for tap in (TAP, *drafted):
+        made.add("a", tap, oracle(), [rounded(100), rounded(101)])
+    parted = rounded(2)
+    parted[9:] += 1.0
+
+    def both(values: torch.Tensor) -> Run:
+        taps = {TAP: {"a": rows(rounded(1))}, **{tap: {"a": rows(values)} for tap in drafted}}
+        return Run({"embed.tokens": {}, **taps})
+
+    pairing = (Pairing("a", "a", until=10),)
+    found = compare_runs(both(parted), both(rounded(1)), pairing, made)
+    assert found.measures
+    assert all(m.passed for m in found.measures)
+    assert found.rows == 10 + 9 + 9
+    parted[8:] += 1.0
+    found = compare_runs(both(parted), both(rounded(1)), pairing, made)
+    assert {m.tap for m in found.measures if not m.passed} == set(drafted)
+
+
 def test_the_same_run_has_the_same_bytes(book):
     """Would catch a comparison that sees differences where there are none."""
     found = compare_runs(run(rounded(1)), run(rounded(1)), PAIR, book)
