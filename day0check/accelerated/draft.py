@@ -51,13 +51,13 @@ class FinalRows:
             own.update((part.start + i, (rows, first + i)) for i in range(len(part.tokens)))
             first += len(part.tokens)
 
-    def of(self, request: str, count: int) -> Tensor | None:
-        """The rows [count, D] of positions 0 to count - 1; None where a step ran without some of them, because their
-        pages were those of another request."""
+    def of(self, request: str) -> Tensor | None:
+        """The rows [n, D] of the n positions that were computed; None when there are none, or some between them are
+        missing because their pages were those of another request."""
         own = self._rows.get(request, {})
-        if any(position not in own for position in range(count)):
+        if not own or max(own) >= len(own):
             return None
-        return torch.stack([rows[row] for rows, row in (own[position] for position in range(count))])
+        return torch.stack([rows[row] for rows, row in (own[position] for position in range(len(own)))])
 
 
 def quiet(caller: Caller) -> Caller:
@@ -69,18 +69,16 @@ def quiet(caller: Caller) -> Caller:
 def run_drafts(
     engine: Engine, requests: tuple[Request, ...], outputs: Outputs, caller: Caller, finals: FinalRows, *, step: int
 ) -> None:
-    """Runs the draft layer, if the model has one, over the sequence of each finished request without images whose
-    every row was computed; the steps are numbered from `step` on."""
+    """Runs the draft layer, if the model has one, over what each finished request without images fed to the model and
+    computed itself; the steps are numbered from `step` on. A token chosen last has no row, and none before it."""
     if engine.model.draft is None:
         return
     for request in requests:
-        sequence = outputs.sequences.get(request.id, ())
-        images = any(turn.images for turn in request.turns)
-        if len(sequence) < 2 or images or outputs.finish.get(request.id) == "aborted":
+        if any(turn.images for turn in request.turns) or outputs.finish.get(request.id) == "aborted":
             continue
-        rows = finals.of(request.id, len(sequence) - 1)
-        if rows is not None:
-            _one(engine, request.id, sequence, caller, rows, step)
+        rows = finals.of(request.id)
+        if rows is not None and len(rows) > 1:
+            _one(engine, request.id, outputs.sequences[request.id][: len(rows)], caller, rows[:-1], step)
             step += 1
 
 
