@@ -17,6 +17,7 @@ from day0check.probe.registry import LAYOUT_METHODS, Operators, Registration, lo
 
 BACKENDS = {
     "accelerated": "day0check.backends.accelerated:Accelerated",
+    "compiled": "day0check.backends.compiled:Compiled",
     "reference": "day0check.backends.reference:Reference",
 }
 _METHODS = ("capabilities", "operators", "load", "run", "pools", "close")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from day0check.checks.evidence import Answer, Evidence, answer, answer_from
 from day0check.checks.extra_runs import ExtraRun
-from day0check.compare.cost import judge_costs
-from day0check.types import Measure, Outputs, RunCase
+from day0check.compare.cost import Costs, judge_costs
+from day0check.types import Finding, Measure, Outputs, RunCase, finding_id
 
 if TYPE_CHECKING:
     from reference.config import ModelConfig
@@ -28,7 +28,31 @@ def judge(evidence: Evidence) -> Answer:
     if evidence.costs.missing:
         return answer(NAME, evidence, "not_run", evidence.costs.missing)
     measures = (*judge_costs(evidence.costs), *index_keys_written(evidence.measures))
+    if evidence.costs.recompiled:
+        return answer(NAME, evidence, "failed", recompilations(evidence.costs), (_recompiled(evidence.costs),))
     return answer_from(NAME, measures, evidence, nothing="no operator of the candidate has a cost model")
+
+
+def recompilations(costs: Costs) -> str:
+    """Where graphs were compiled anew, in words."""
+    graphs = sum(count for *_, count in costs.recompiled)
+    sweep, size, _ = costs.recompiled[0]
+    return f"{graphs} graphs were compiled anew after warm-up, the first at {sweep} {size}"
+
+
+def _recompiled(costs: Costs) -> Finding:
+    """Shapes that should not matter made torch.compile start anew: whoever meets a new one waits for a compiler."""
+    return Finding(
+        id=finding_id(NAME, None, "", None, "recompiled"),
+        severity="blocker",
+        check=NAME,
+        operator=None,
+        message=recompilations(costs),
+        value=float(sum(count for *_, count in costs.recompiled)),
+        limit=0.0,
+        stack_layer="compiler",
+        evidence={"points": [list(point) for point in costs.recompiled]},
+    )
 
 
 def index_keys_written(measures: tuple[Measure, ...]) -> tuple[Measure, ...]:

@@ -77,6 +77,7 @@ class Wish:
 )
 @click.option("--budget", type=Duration(), metavar="TIME", help="Leave out, and name, what does not fit (10m, 90s).")
 @click.option("--time-limit", type=Duration(), metavar="TIME", help="Of every case, instead of its own.")
+@click.option("--compile", "compiled", is_flag=True, help="The embedded engine, its operators by torch.compile.")
 @click.option("--dry-run", is_flag=True, help="Print the plan: runs, bytes, memory, minutes. Run nothing.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="[default: reports/TIME]")
 @click.option("--json", "as_json", is_flag=True, help="Print verdict.json on stdout and nothing else.")
@@ -88,6 +89,7 @@ def run(
     dry_run: bool,
     as_json: bool,
     fault: str | None,
+    compiled: bool,
     **given: Any,
 ) -> None:
     """Run CASEs (all of the stage when none is given) beside the reference and say whether the stack is ready.
@@ -97,6 +99,8 @@ def run(
     from day0check import runner
     from day0check.report.console import console
 
+    if compiled:
+        given["backend"] = compiled_backend(given["backend"])
     wish = Wish(
         selectors=case,
         budget_s=given.pop("budget"),
@@ -119,6 +123,13 @@ def run(
     verdict = run_and_judge(wish, model, cases, folder, left_out=left_out)
     reproduce(wish, model, cases, folder, verdict)
     deliver(verdict, folder, as_json=as_json)
+
+
+def compiled_backend(name: str) -> str:
+    """The backend that `--compile` means. Raises UsageError for one of which we know no compiled form."""
+    if name not in ("accelerated", "compiled"):
+        raise UsageError(f"there is no compiled form of {name}", where="--compile", todo="leave out one of the two")
+    return "compiled"
 
 
 def is_given(ctx: click.Context, name: str) -> bool:

@@ -69,15 +69,20 @@ class CostLine:
 
 @dataclass(frozen=True)
 class Costs:
-    """The content of costs.jsonl: a head with the roof of the process, then lines. `missing`: why there is none."""
+    """The content of costs.jsonl: a head with the roof of the process, then lines. `missing`: why there is none.
+
+    `recompiled`: (sweep, size, graphs) of the points at which torch.compile made graphs after it was warm.
+    """
 
     lines: tuple[CostLine, ...] = ()
     roof_bytes_per_second: float = 0.0
     missing: str = ""
+    recompiled: tuple[tuple[str, int, int], ...] = ()
 
 
 def write_costs(directory: Path, costs: Costs) -> None:
     head = {"roof_bytes_per_second": costs.roof_bytes_per_second, "missing": costs.missing}
+    head["recompiled"] = [list(point) for point in costs.recompiled]
     text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in (head, *map(to_json, costs.lines)))
     partial = directory / (FILE + ".partial")
     partial.write_text(text, encoding="utf-8")
@@ -92,8 +97,9 @@ def read_costs(directory: Path) -> Costs | None:
     try:
         head, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         lines = tuple(from_json(CostLine, row) for row in rows)
-        return Costs(lines, float(head["roof_bytes_per_second"]), str(head["missing"]))
-    except (ValueError, KeyError) as error:
+        recompiled = tuple((str(s), int(n), int(graphs)) for s, n, graphs in head["recompiled"])
+        return Costs(lines, float(head["roof_bytes_per_second"]), str(head["missing"]), recompiled)
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"no record of costs: {error}", where=str(path), todo="run the case again") from error
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List
@@ -55,6 +56,12 @@ def wait_for(device: str) -> Callable[[], None]:
     if module is None or not hasattr(module, "synchronize"):
         return lambda: None
     return lambda: module.synchronize(device) if ":" in device else module.synchronize()
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process; 0 where it was never used."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
 
 
 class TimingRecorder(Recorder):

@@ -8,7 +8,7 @@ in no time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from day0check.compare.cost import CostLine, Costs, write_costs
 from day0check.contracts.costs import cost_of
 from day0check.probe.memory import Allocations
 from day0check.probe.recorder import Call, Observer, Recorder
-from day0check.probe.timing import wait_for, waited
+from day0check.probe.timing import compiled_graphs, wait_for, waited
 from day0check.types import Outputs, Request, RunCase, Schedule, Turn
 
 CHECK = "cost"
@@ -159,9 +159,22 @@ class Clock(Observer):
 def measure_costs(run: Run, case: RunCase, directory: Path, *, positions: int, device: str) -> None:
     """Makes the sweep and writes costs.jsonl into `directory`. What the candidate raises passes through."""
     lines: list[CostLine] = []
-    for point in points_of(case, positions=positions):
+    recompiled = []
+    points = points_of(case, positions=positions)
+    _warm_up(points, run)
+    for point in points:
+        before = compiled_graphs()
         lines += _lines_of(point, run, device)
-    write_costs(directory, Costs(tuple(lines), copy_roof(device)))
+        if compiled_graphs() > before:
+            recompiled.append((point.sweep, point.size, compiled_graphs() - before))
+    write_costs(directory, Costs(tuple(lines), copy_roof(device), recompiled=tuple(recompiled)))
+
+
+def _warm_up(points: Sequence[Point], run: Run) -> None:
+    """Two lengths and two batches: what is compiled for shapes that may change has seen all that it needs."""
+    for sweep in ("length", "batch"):
+        for point in [p for p in points if p.sweep == sweep][1:3]:
+            run(point.requests, point.schedule, Recorder())
 
 
 def _lines_of(point: Point, run: Run, device: str) -> Iterator[CostLine]:

@@ -1,0 +1,23 @@
+"""The accelerated engine with operators that torch.compile makes (`run --compile`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from day0check.accelerated.compiled import check_compiler, compiled
+from day0check.accelerated.ops import TABLE, WEIGHTS
+from day0check.backends.accelerated import Accelerated, find_device
+from day0check.probe.registry import Operators
+
+
+class Compiled(Accelerated):
+    """As `Accelerated`. The first call of an operator compiles it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._operators = Operators(compiled(TABLE), weights=WEIGHTS, pools=("kv", "index", "state"))
+
+    def load(self, model_dir: str, profile: str, device: str, layout: dict[str, Any]) -> None:
+        """As `Accelerated.load`; raises Unavailable where there is no compiler, too."""
+        check_compiler(find_device(device))
+        super().load(model_dir, profile, device, layout)
