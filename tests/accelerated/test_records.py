@@ -5,14 +5,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from day0check.accelerated.ops import quantise, records
+from day0check.accelerated.ops import TABLE, quantise, records
 from day0check.accelerated.records import Formats
 from day0check.backends.accelerated import Accelerated
 from day0check.compare.local import Judge
 from day0check.contracts.profiles import PROFILES
 from day0check.errors import UsageError
-from day0check.probe.recorder import Recorder
-from day0check.probe.registry import Registration
+from day0check.probe.recorder import Caller, Recorder
+from day0check.probe.registry import Operators, Registration
+from day0check.probe.rows import RowMap
 from day0check.types import Request, Schedule, Turn
 from reference.presets import preset, preset_dir
 
@@ -67,6 +68,7 @@ def judged(profile, formats, *registrations):
 FP8 = Formats(kv="fp8", index="fp8")
 
 
+@pytest.mark.slow
 def test_a_claimed_fp8_cache_passes_and_an_unclaimed_one_is_told_which_profile_fits():
     """Catches a quantised cache that passes for bfloat16, and one that no profile allows."""
     assert not judged("fp8-cache", FP8)
@@ -75,6 +77,7 @@ def test_a_claimed_fp8_cache_passes_and_an_unclaimed_one_is_told_which_profile_f
     assert all("consistent with profile fp8-cache" in m.message for m in failed)
 
 
+@pytest.mark.slow
 def test_a_record_whose_scales_are_exchanged_is_found_at_its_unpacking():
     """Catches a judge that looks away where rows are bytes."""
 
@@ -84,6 +87,51 @@ def test_a_record_whose_scales_are_exchanged_is_found_at_its_unpacking():
     failed = judged("fp8-cache", FP8, Registration("replace", "kv.unpack", wrong))
     assert {m.operator for m in failed} >= {"kv.unpack"}
     assert min(failed, key=lambda m: m.order).operator == "kv.unpack"
+
+
+def calls(profile, *made):
+    """The measures of operator calls (operator, site, arguments, keywords) in layer 0; of a tap the last counts."""
+    measures, table = [], Operators(TABLE)
+    recorder = Recorder([Judge(PROFILES[profile], measures.append)])
+    rows = RowMap(("a",), (0,) * 8, tuple(range(8)))
+    with recorder.step("prefill", rows, 0):
+        for operator, site, args, kwargs in made:
+            Caller(table, recorder).at("layers.00")(operator, *args, site=site, **kwargs)
+    recorder.end_case()
+    return measures
+
+
+@pytest.mark.parametrize(
+    ("profile", "site", "fitting"),
+    [
+        ("bf16", "kv.record", "fp8-cache"),
+        ("fp8-activations", "index.record", "fp8-cache"),
+        ("fp8-cache", "mla.query.down", "fp8-activations"),
+        ("fp8-cache", "kv.record", ""),
+        ("fp8-activations", "mla.query.down", ""),
+    ],
+)
+def test_a_quantiser_is_held_against_the_claim_for_what_it_quantises(profile, site, fitting):
+    """Catches one claim that covers every quantiser, and a message that names the wrong profile."""
+    x = torch.randn(8, 130, generator=torch.Generator().manual_seed(1)).bfloat16()
+    *_, measure = calls(profile, ("quantise.rows", site, (x,), {}))
+    assert measure.passed == (not fitting)
+    assert fitting in measure.message
+
+
+def test_calibrated_codes_are_judged_at_the_scale_of_the_call():
+    """Catches codes of another scale, and saturation that is taken for a fault where calibration chose it."""
+    x = torch.randn(8, 40, generator=torch.Generator().manual_seed(2)).bfloat16() * 10
+    scale = torch.tensor([0.01])  # the largest values lie beyond 448 scales
+    (healthy,) = calls("fp8-cache", ("kv.quantise", "", (x,), {"scale": scale}))
+    assert healthy.passed
+    assert float(x.abs().max()) > 4.48
+    off = {"kv.quantise": lambda x, *, scale: records.quantise(x, scale=scale * 1.5)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TABLE, "kv.quantise", off["kv.quantise"])
+        *_, wrong = calls("fp8-cache", ("kv.quantise", "", (x,), {"scale": scale}))
+    assert not wrong.passed
+    assert wrong.pattern == "wrong code"
 
 
 def test_formats_that_cannot_be_are_refused():
