@@ -112,7 +112,8 @@ def forces(probe: Exchange | None) -> bool:
 
 def scripted(asker: Asker, script: Script, *, stream: bool) -> dict[str, Any]:
     ids = list(script.text.encode())
-    body = asks.ask(asker.dialect, PLAIN_PROMPT, max_tokens=len(ids), stream=stream, tools=TOOLS)
+    plain = asks.Dialect(asker.dialect.api, asker.dialect.model)  # log-probabilities are work of their own
+    body = asks.ask(plain, PLAIN_PROMPT, max_tokens=len(ids), stream=stream, tools=TOOLS)
     body |= {"forced_token_ids": ids}
     return body | ({"stop": script.stop} if script.at_once else {})
 

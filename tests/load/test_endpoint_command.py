@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -18,6 +19,7 @@ from mock_endpoint import Endpoint, serving
 
 import day0check
 from day0check.cli.app import cli
+from day0check.cli.endpoint import parts_of
 from day0check.errors import ExitCode
 
 QUICK = ("--budget", "60s", "--requests", "4", "--concurrency", "1,2", "--json")
@@ -94,6 +96,9 @@ def test_an_unreachable_address_is_a_usage_error(tmp_path: Path) -> None:
         (("--slo", "ttft_ms=-1"), "ttft_ms"),
         (("--concurrency", "0"), "numbers from 1"),
         (("--part", "everything"), "everything"),
+        (("--context", "0"), "numbers from 1"),
+        (("--trace", "no-such-trace.jsonl"), "No such file"),
+        (("--soak", "-1"), "--soak"),
     ],
 )
 def test_options_that_mean_nothing_are_refused_before_any_traffic(options: tuple[str, ...], says: str) -> None:
@@ -104,6 +109,15 @@ def test_options_that_mean_nothing_are_refused_before_any_traffic(options: tuple
     assert result.exit_code == ExitCode.USAGE
     assert says in result.stderr
     assert endpoint.requests == 0
+
+
+def test_needles_and_soak_join_the_parts_when_they_have_a_number() -> None:
+    """Would catch an option that is taken and asks nothing, and a part that is judged without having been asked."""
+    wanted = {"parts": ("speed", "wire"), "contexts": (), "soak": 0}
+    assert parts_of(SimpleNamespace(**wanted)) == ("wire", "speed")
+    assert parts_of(SimpleNamespace(**wanted | {"soak": 5})) == ("wire", "soak", "speed")
+    every = parts_of(SimpleNamespace(parts=(), contexts=(4000,), soak=5))
+    assert every == ("parameters", "wire", "tools", "interference", "needle", "soak", "speed")
 
 
 def test_a_budget_that_ends_names_what_was_not_run(tmp_path: Path) -> None:
