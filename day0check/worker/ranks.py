@@ -265,12 +265,13 @@ def joined_record(folders: list[Path], stop: _Stop | None = None) -> RunRecord:
         stop = (
             _Stop(rank, "failed", "it left no record") if record is None else _Stop(rank, record.status, record.message)
         )
-    beat = read(folders[stop.rank] / "heartbeat")
+    beat, own = read(folders[stop.rank] / "heartbeat"), records[stop.rank]
+    at = None if beat is None else {"tap": beat.tap, "phase": beat.phase, "step": beat.step}
     first = next((r for r in records if r is not None), RunRecord("failed"))
     return RunRecord(
         stop.status,
         f"rank {stop.rank} of {size}: {stop.message}",
-        last=None if beat is None else {"tap": beat.tap, "phase": beat.phase, "step": beat.step},
+        last=own.last if own is not None and own.last is not None else at,
         capabilities=first.capabilities,
         replaced=first.replaced,
         rank=stop.rank,
