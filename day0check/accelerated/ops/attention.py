@@ -38,17 +38,18 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Te
     limit = visible.repeat_interleave(heads) if shared else visible
     top = a.new_full(a.shape[:2], float("-inf"))
     total, summed = a.new_zeros(a.shape[:2]), a.new_zeros(*a.shape[:2], v.shape[-1])
-    for start in range(0, min(k.shape[2], int(visible.max())), KEY_BLOCK):
+    seen_by_all, seen_by_one = (int(n) for n in torch.aminmax(visible)) if m else (0, 0)
+    for start in range(0, min(k.shape[2], seen_by_one), KEY_BLOCK):
         stop = min(start + KEY_BLOCK, k.shape[2])
         s = torch.matmul(a, k[:, :, start:stop]).mul_(scale)
-        hidden = torch.arange(start, stop, device=q.device) >= limit.unsqueeze(-1)
-        s.masked_fill_(hidden, float("-inf"))
+        if stop > seen_by_all:
+            s.masked_fill_(torch.arange(start, stop, device=q.device) >= limit.unsqueeze(-1), float("-inf"))
         new_top = torch.maximum(top, s.amax(-1))
         base = torch.where(new_top == float("-inf"), 0.0, new_top)  # a row without a key so far keeps zeros
-        p = torch.exp(s - base.unsqueeze(-1))
+        p = s.sub_(base.unsqueeze(-1)).exp_()
         fade = torch.exp(top - base)
         total = total * fade + p.sum(-1)
-        summed = summed * fade.unsqueeze(-1) + torch.matmul(wide(p.to(q.dtype)), v[:, start:stop])
+        summed.mul_(fade.unsqueeze(-1)).add_(torch.matmul(wide(p.to(q.dtype)), v[:, start:stop]))
         top = new_top
     y = summed / torch.where(total == 0, 1.0, total).unsqueeze(-1)
     y = y.reshape(m, heads, -1) if shared else y.transpose(0, 1)
