@@ -132,6 +132,8 @@ def collect(folder: Path, scene: Scene | Verdict) -> dict[str, Entry]:
     """What the finished cases of the run in `folder` measured, by case. Raises InputError for damaged records."""
     entries = {}
     for case in scene.cases:
+        if case in scene.measured.get("service", {}):
+            continue  # a service has neither operators nor steps of its own that could be compared
         candidate = case_directory(folder, case, "candidate")
         if not (candidate / "run.json").is_file():
             raise InputError("the record of this case is missing", where=str(candidate), todo="run the cases again")

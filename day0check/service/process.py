@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-START_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
 STOP_LIMIT_S = 40.0
 POLL_S = 0.05
 CALL_S = 20.0

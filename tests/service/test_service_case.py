@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from day0check.baseline import collect
 from day0check.cli.service import servable
-from day0check.errors import UsageError
+from day0check.errors import InputError, UsageError
+from day0check.gate import Scene
 from day0check.types import RunCase
 
 CASES = (RunCase("service/embedded", ()), RunCase("operators/contracts", ()))
@@ -24,6 +26,14 @@ def test_only_our_engine_on_one_device_is_served() -> None:
         assert servable(CASES, **other, selectors=("operators",)) == CASES[1:]
         with pytest.raises(UsageError, match="endpoint"):
             servable(CASES, **other, selectors=("service/embedded",))
+
+
+def test_a_baseline_leaves_the_service_out(tmp_path: Path) -> None:
+    """Would catch a default run that cannot be recorded, since a service has no records of an engine."""
+    measured = {"service": {"service/embedded": {}}}
+    assert collect(tmp_path, Scene({}, "bf16", ("service/embedded",), measured=measured)) == {}
+    with pytest.raises(InputError, match="missing"):
+        collect(tmp_path, Scene({}, "bf16", ("service/embedded",)))
 
 
 @pytest.mark.slow
