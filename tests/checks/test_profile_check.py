@@ -63,6 +63,7 @@ def test_quantised_rows_are_needed_until_plain_rows_fit():
     fp8 = PROFILES["fp8-activations"]
     assert fitting_profile(fp8, {"mla.query": "", "norm.rms": "fused"}).name == "fp8-activations"
     assert fitting_profile(fp8, {"mla.query": PLAIN_ROWS, "norm.rms": "fused"}).name == "bf16"
+    assert fitting_profile(PROFILES["fp8-cache"], {"mla.query": "", "norm.rms": "fused"}).name == "fp8-cache"
 
 
 @given(st.sampled_from(sorted(PROFILES)), st.data())

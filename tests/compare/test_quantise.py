@@ -5,12 +5,16 @@ import torch
 
 from day0check.accelerated.ops import TABLE
 from day0check.compare.compute import judge_compute
+from day0check.compare.local import Judge
 from day0check.compare.quantise import judge_quantiser
 from day0check.compare.replay import Replay
 from day0check.compare.rounding import round_blocks
 from day0check.contracts import CONTRACTS
 from day0check.contracts.hard_inputs import Draw, generate
 from day0check.contracts.profiles import PROFILES
+from day0check.probe.recorder import Caller, Recorder
+from day0check.probe.registry import Operators
+from day0check.probe.rows import RowMap
 
 BF16, FP8 = PROFILES["bf16"], PROFILES["fp8-activations"]
 CONTRACT = CONTRACTS["quantise.rows"]
@@ -152,3 +156,16 @@ def test_an_operator_that_quantises_inside_is_healthy_under_the_profile_alone():
             plain, (TABLE["mla.query"](quantised, weight=replay.arguments["weight"] * 1.1),), FP8, seed=seed
         )
         assert not wrong[0].passed
+
+
+def test_codes_that_nobody_claimed_are_a_finding_inside_a_model_and_not_alone():
+    """Catches rows quantised under a bf16 claim, and an operator accused where it is only tried."""
+    x = rows(3)
+    for profile, place, passes in ((BF16, "layers.00", False), (FP8, "layers.00", True), (BF16, "operators", True)):
+        seen = []
+        recorder = Recorder([Judge(profile, seen.append)])
+        with recorder.step("prefill", RowMap(("text/x#1",), (0,) * len(x), tuple(range(len(x)))), 0):
+            Caller(Operators(TABLE), recorder).at(place)("quantise.rows", x, site="mla.query.down")
+        recorder.end_case()
+        assert seen[-1].passed == passes, (profile.name, place)
+        assert passes or "consistent with profile fp8-activations" in seen[-1].message
