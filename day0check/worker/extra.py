@@ -145,7 +145,7 @@ def _compare(job: Job, case: RunCase, run: ExtraRun, here: Snapshot, there: Snap
     first = found.first or ("", None, None)
     return RunComparison(
         run.label,
-        measures=measures,
+        measures=tuple(_in_its_place(here, m) for m in measures),
         rows=found.rows,
         different=found.different,
         first_tap=first[0],
@@ -171,6 +171,12 @@ def _with_law(job: Job, run: ExtraRun, here: Snapshot, found: RunComparison) -> 
         measures, missing = splice_law(here, config, run.requests)
     rows = found.rows + sum(m.rows for m in measures)
     return replace(found, measures=(*measures, *found.measures), rows=rows, missing=missing or found.missing)
+
+
+def _in_its_place(here: Snapshot, measure: Measure) -> Measure:
+    """The measure at the execution index of its tap's first call: with prescribed tokens no layer depends on a later one
+    in whatever step, so the tap that comes first in the model is to be accused."""
+    return replace(measure, order=here.first_order(measure.tap))
 
 
 def _behind_choices(

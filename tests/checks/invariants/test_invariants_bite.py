@@ -178,7 +178,8 @@ def test_a_state_that_survives_preemption_is_found(texts: Stage, tmp_path):
         only=("preempt-short",),
     )
     assert answer.outcome.status == "failed", answer.outcome.summary
-    assert answer.findings[0].request == "invariants/x/short#1"
+    first = answer.findings[0]
+    assert (first.request, first.layer) == ("invariants/x/short#1", 0)
 
 
 def test_memory_that_an_abort_gives_away_is_found(texts: Stage, tmp_path, monkeypatch):
