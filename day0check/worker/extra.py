@@ -174,8 +174,8 @@ def _with_law(job: Job, run: ExtraRun, here: Snapshot, found: RunComparison) -> 
 
 
 def _in_its_place(here: Snapshot, measure: Measure) -> Measure:
-    """The measure at the execution index of its tap's first call: with prescribed tokens no layer depends on a later one
-    in whatever step, so the tap that comes first in the model is to be accused."""
+    """The measure at the execution index of its tap's first call: with prescribed tokens no layer depends on a later
+    one in whatever step, so the tap that comes first in the model is to be accused."""
     return replace(measure, order=here.first_order(measure.tap))
 
 
