@@ -105,9 +105,11 @@ def _shorter_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_caught_and_named(fault: str) -> None:
+def test_a_fault_is_caught_and_named(fault: str, record_property) -> None:  # type: ignore[no-untyped-def]
     """Would catch a misbehaving server that passes, and a check that blames the wrong thing."""
     expected = TABLE[fault]
+    named = f"endpoint.{expected.check}: {expected.pattern} ({expected.severity})"
+    record_property("fault of the scripted endpoint", f"{fault:<22}{named}")
     answer = judged(run(fault, parts=(expected.part,)))[f"endpoint.{expected.check}"]
     found = {f.evidence["pattern"]: f for f in answer.findings}
     assert expected.pattern in found, found
@@ -145,6 +147,20 @@ def test_a_soak_tells_what_is_not_given_back(flags: tuple[str, ...], pattern: st
     patterns = {f.evidence["pattern"] for f in answer.findings}
     assert answer.outcome.status == ("failed" if pattern else "passed"), answer.outcome.summary
     assert pattern in patterns if pattern else not patterns
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_fifty_repeats_of_a_sound_endpoint_raise_nothing() -> None:
+    """Would catch a false alarm that chance brings once in a while."""
+    parts = (*PARTS[:-1], "soak", "needle")
+    for seed in range(50):
+        with serving(Endpoint(delay_s=0.001)) as url:
+            wish = Wish(parts=parts, words=6, seed=seed, soak=40, contexts=(600,))
+            seen = observe(target_of(url), wish, limits=Limits(stall_s=20, request_s=40), speed=SpeedPlan())
+        answers = judged(seen)
+        assert [f.message for a in answers.values() for f in a.findings] == [], seed
+        assert {a.outcome.status for a in answers.values()} == {"passed"}, seed
 
 
 def test_needles_that_are_found_everywhere_raise_nothing() -> None:
