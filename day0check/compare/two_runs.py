@@ -89,6 +89,8 @@ def compare_runs(
         operator = split_tap(tap)[1] or tap
         if operator not in CONTRACTS or not CONTRACTS[operator].net or operator == "sample.token":
             continue
+        if dropped := here.dropped(tap) or there.dropped(tap):
+            table.missing = table.missing or f"rows of {tap} were not kept: {dropped}"
         for pairing in pairings:
             _compare_tap(table, here, there, tap, operator, pairing, book)
     for pairing in pairings:

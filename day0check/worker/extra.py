@@ -1,7 +1,8 @@
 """The further runs of a case, in the process that has the model loaded, and their comparison beside the reference.
 
 Under `candidate/extra/<label>/` lies a snapshot of the travelling results as for the judged run, with a run.json of its
-own; `reference/extra/<label>.json` is a `compare/run_comparison.py:RunComparison`.
+own, its tensors only until it has been found to agree; `reference/extra/<label>.json` is a
+`compare/run_comparison.py:RunComparison`.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def compare_extra(job: Job, case: RunCase, candidate: Snapshot, directory: Path,
     if not runs:
         return
     book.write(directory / FILE)
-    snapshots = {"": candidate}
+    snapshots, agreed = {"": candidate}, []
     for run in runs:
         folder = candidate.directory / EXTRA / file_name(run.label)
         if not (folder / "run.json").is_file():
@@ -132,6 +133,10 @@ def compare_extra(job: Job, case: RunCase, candidate: Snapshot, directory: Path,
         if run.law:
             found = _with_law(job, run, here, found)
         write_comparison(directory / EXTRA, found)
+        agreed += [folder] if all(m.passed for m in found.measures) and not found.missing else []
+    for folder in agreed:  # the tensors of a run that agrees serve nobody any more
+        for file in folder.glob("step-*.safetensors"):
+            file.unlink()
 
 
 def _compare(job: Job, case: RunCase, run: ExtraRun, here: Snapshot, there: Snapshot, book: NoiseBook) -> RunComparison:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -27,13 +27,16 @@ class Run:
 
     rows: dict[str, dict[str, Rows]]
     outputs: Outputs | None = None
-    order: list[str] = field(default_factory=list)
+    cut: str = ""
 
     def taps(self):
         return tuple(self.rows)
 
     def recorded(self, tap, request, result=0, *, by_position=True):
         return self.rows.get(tap, {}).get(request, Rows((), (), (), torch.empty(0)))
+
+    def dropped(self, tap):
+        return self.cut
 
     def first_order(self, tap):
         return list(self.rows).index(tap)
@@ -148,6 +151,9 @@ def test_what_cannot_be_compared_is_said(book):
     assert "no row of request b" in compare_runs(run(rounded(1)), run(rounded(1)), (Pairing("b", "a"),), book).missing
     assert "no noise" in compare_runs(run(rounded(1)), run(rounded(1)), PAIR, NoiseBook()).missing
     wide = torch.zeros(N, D + 1)
+    cut = run(rounded(1))
+    cut.cut = "9 bytes beyond the cap"
+    assert "9 bytes beyond the cap" in compare_runs(cut, run(rounded(1)), PAIR, book).missing
     assert "elements" in compare_runs(run(wide), run(rounded(1)), PAIR, book).missing
 
 
