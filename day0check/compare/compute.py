@@ -12,7 +12,7 @@ from day0check.compare.judgement import Judgement, merge
 from day0check.compare.metrics import judge_result
 from day0check.compare.one_rounding import Expected
 from day0check.compare.replay import Replay
-from day0check.compare.rounding import Mode, Rounder, random_variance, round_blocks, ulp
+from day0check.compare.rounding import BLOCK_FORMATS, Mode, Rounder, random_variance, round_blocks, ulp
 from day0check.compare.sums import float32_floor, simple_floor
 from day0check.contracts.profiles import Profile
 
@@ -106,12 +106,13 @@ def _judge_block(
     generator = torch.Generator(device=results[0].device).manual_seed(seed)
     replicates: list[tuple[torch.Tensor, ...]] = []
     internal = None
+    in_blocks = block is not None or any(points[p] in BLOCK_FORMATS for p in inner)
     if inner or block is not None:
         rows = len(results[0]) if results[0].dim() else 1
-        for _ in range(_replicates(("x", *inner) if block is not None else inner, rows)):
+        for _ in range(_replicates(("x", *inner) if in_blocks else inner, rows)):
             used = replay if block is None else _quantised(replay, block, "random", generator)
             replicates.append(used.run(Rounder(points, "random", generator, leave=("out",))))
-        internal = inner_variance(replay, points) if block is None else None
+        internal = None if in_blocks else inner_variance(replay, points)
         if "operands" in inner:  # a strongly decayed row is so small that float32 sums of the others show in it
             floors = float32_floor(replay, oracle, generator)
         else:

@@ -124,8 +124,8 @@ def round_blocks(
 class Rounder:
     """The `round=` argument of a reference function: rounds at the points that `points` names, nowhere else.
 
-    points: point -> dtype name. `leave`: points left alone whatever `points` says; a comparison that models the
-    output's rounding itself leaves "out". Random mode draws from `generator`, which must live on the values' device.
+    points: point -> name of a dtype or of a block format. `leave`: points left alone whatever `points` says; what models
+    the output's rounding itself leaves "out". Random mode draws from `generator`, which must live on the values' device.
     Values keep their dtype; those of a dtype no wider than the point's are returned as they are.
     """
 
@@ -144,6 +144,8 @@ class Rounder:
         dtype = self.points.get(point)
         if dtype is None or value.dtype not in (torch.float64, torch.float32) or dtype_name(value.dtype) == dtype:
             return value
+        if dtype in BLOCK_FORMATS:
+            return round_blocks(value, dtype, self.mode, self.generator)
         if self.mode == "nearest":
             return round_nearest(value, dtype)
         return round_random(value, dtype, self.generator)

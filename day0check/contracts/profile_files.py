@@ -97,8 +97,9 @@ def _points(
         if point not in contract.points or point == "out":
             what = "the result is rounded to its own type" if point == "out" else f"{contract.name} has no such point"
             raise _refused(path, f"{key}.{point}", what, [p for p in contract.points if p != "out"])
-        if dtype not in DTYPES:
-            raise _refused(path, f"{key}.{point}", f"{dtype!r} is no dtype that a point rounds to", DTYPES)
+        if dtype not in (*DTYPES, *ROW_FORMATS):
+            what = f"{dtype!r} is no dtype that a point rounds to"
+            raise _refused(path, f"{key}.{point}", what, (*DTYPES, *ROW_FORMATS))
         merged[point] = dtype
     return {p: merged[p] for p in contract.points if p in merged and (merged[p] != "float32" or p == "out")}
 

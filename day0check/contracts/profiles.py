@@ -87,7 +87,8 @@ EAGER_FORMS: dict[str, str] = {
 MISFIT = "misfit_"
 LOOSER = "looser_"  # one of a measure that fails and fits this looser form
 QUANTISED = "fp8-activations"
-FP8_FORM, PLAIN_ROWS = "fp8_rows", "plain_rows"  # what quantised rows, and others, are called where forms are
+# what quantised rows, quantised rows between two matrices (a file claims them), and others are called where forms are
+FP8_FORM, FP8_INNER, PLAIN_ROWS = "fp8_rows", "fp8_h", "plain_rows"
 FP8_BLOCKS = "float8_e4m3fn/128"  # E4M3 with a scale per row and 128 columns
 ROW_FORMATS = (FP8_BLOCKS, f"{FP8_BLOCKS}/powers_of_two")
 # What runs in FP8 there, as in DeepSeek-V3: the linears of decoder layers and the first matrices of their MLPs and
@@ -174,10 +175,13 @@ def other_forms(profile: Profile, contract: Contract, *, looser: bool) -> tuple[
 
 
 def _other_rows(profile: Profile, operator: str, *, looser: bool) -> tuple[tuple[str, Profile], ...]:
-    """The same with the rows that go into an operator quantised, or not."""
+    """The same with the rows that go into an operator quantised, or those between its two matrices, or not."""
     inputs = dict(profile.inputs)
     if looser and operator in FP8_INPUTS and operator not in inputs and profile.act_dtype == "bfloat16":
         return ((FP8_FORM, replace(profile, inputs=MappingProxyType(inputs | {operator: FP8_BLOCKS}))),)
+    if looser and operator in inputs and profile.points_of(operator).get("h") == profile.act_dtype:
+        own = MappingProxyType({**profile.points_of(operator), "h": FP8_BLOCKS})
+        return ((FP8_INNER, replace(profile, points=MappingProxyType({**profile.points, operator: own}))),)
     if not looser and inputs.pop(operator, None) is not None:
         return ((PLAIN_ROWS, replace(profile, inputs=MappingProxyType(inputs))),)
     return ()
@@ -200,6 +204,8 @@ def fitting_profile(claimed: Profile, fits: Mapping[str, str]) -> Profile | None
     `fits[operator]`: the form that its results fit, "" for the claimed one.
     """
     own = claimed
+    if FP8_INNER in fits.values():
+        return None
     for operator, form in fits.items():
         if form in (PLAIN_ROWS, FP8_FORM):
             inputs = {k: v for k, v in own.inputs.items() if k != operator}

@@ -4,14 +4,16 @@ import pytest
 import torch
 
 from day0check.accelerated.ops import TABLE
+from day0check.accelerated.ops.arithmetic import dequantised
 from day0check.compare.compute import judge_compute
+from day0check.compare.forms import beside_other_forms
 from day0check.compare.local import Judge
 from day0check.compare.quantise import judge_quantiser
 from day0check.compare.replay import Replay
-from day0check.compare.rounding import round_blocks
+from day0check.compare.rounding import Rounder, round_blocks
 from day0check.contracts import CONTRACTS
 from day0check.contracts.hard_inputs import Draw, generate
-from day0check.contracts.profiles import PROFILES
+from day0check.contracts.profiles import FP8_INNER, PROFILES, other_forms
 from day0check.probe.recorder import Caller, Recorder
 from day0check.probe.registry import Operators
 from day0check.probe.rows import RowMap
@@ -169,3 +171,23 @@ def test_codes_that_nobody_claimed_are_a_finding_inside_a_model_and_not_alone():
         recorder.end_case()
         assert seen[-1].passed == passes, (profile.name, place)
         assert passes or "consistent with profile fp8-activations" in seen[-1].message
+
+
+def test_rows_quantised_between_two_matrices_are_named_and_healthy_under_a_file_that_claims_them():
+    """Catches experts that are refused for what their profile may claim, and a refusal that does not say what fits."""
+    d = Draw(4, torch.bfloat16)
+    weights = {"gate": d.weight(256, 192), "up": d.weight(256, 192), "down": d.weight(96, 256)}
+    x, scale = CONTRACT.function()(d.act(64, 192))
+    replay = Replay(CONTRACTS["mlp.dense"], {"x": x, **weights, "activation": "silu", "x_scale": scale})
+    ((form, inner),) = [o for o in other_forms(FP8, replay.contract, looser=True) if o[0] == FP8_INNER]
+    points = inner.points_of("mlp.dense")
+    assert points["h"] == "float8_e4m3fn/128"
+    for mode in ("nearest", "random"):
+        decoded = Replay(replay.contract, {**replay.arguments, "x": dequantised(x, scale), "x_scale": None})
+        generator = torch.Generator().manual_seed(1)
+        y = decoded.wide(torch.float32).run(Rounder(points, mode, generator, leave=("out",)))[0].bfloat16()
+        assert judge_compute(replay, (y,), inner, seed=2)[0].passed
+        judged = judge_compute(replay, (y,), FP8, seed=2)
+        assert not judged[0].passed
+        (told,) = beside_other_forms(judged, replay, (y,), FP8, seed=2)
+        assert f"consistent with the looser form '{form}'" in told.message

@@ -80,7 +80,9 @@ def test_other_forms_are_strictly_looser_or_tighter(form, name):
     profile = with_form(PROFILES[name], contract, own)
 
     def roundings(p):
-        return {*p.points_of(contract.name), *(["quantised rows"] if contract.name in p.inputs else [])}
+        points = p.points_of(contract.name)
+        in_blocks = {f"{point} in blocks" for point, dtype in points.items() if dtype in BLOCK_FORMATS}
+        return {*points, *in_blocks, *(["quantised rows"] if contract.name in p.inputs else [])}
 
     for looser in (True, False):
         for _, other in other_forms(profile, contract, looser=looser):
