@@ -124,8 +124,8 @@ def round_blocks(
 class Rounder:
     """The `round=` argument of a reference function: rounds at the points that `points` names, nowhere else.
 
-    points: point -> name of a dtype or of a block format. `leave`: points left alone whatever `points` says; what models
-    the output's rounding itself leaves "out". Random mode draws from `generator`, which must live on the values' device.
+    points: point -> name of a dtype or of a block format. `leave`: points left alone whatever `points` says; what
+    models the output's rounding itself leaves "out". Random mode draws from `generator`, on the device of the values.
     Values keep their dtype; those of a dtype no wider than the point's are returned as they are.
     """
 
