@@ -5,7 +5,7 @@ Legend: R rows, H heads, C channels. Limits are those of the method notes, secti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -125,13 +125,7 @@ def _by_ratio(
     """Several roundings: |z| and ratios against the replicates' own spread; quiet elements by the float32 floor."""
     replicates = [as_matrix(r) for r in expected.replicates]
     replicates = [torch.where(usable & torch.isfinite(r), r, o) for r in replicates]
-    internal = None
-    if expected.internal is not None:  # of rows whose inputs are not finite it is not either
-        internal = torch.where(usable, torch.nan_to_num(as_matrix(expected.internal)), 0.0)
-    own_weights = dict(expected.groups).get("expert")
-    noise = noise_map(
-        o, replicates, floor=floor, out_dtype=expected.out_dtype, internal=internal, weights_of=own_weights
-    )
+    noise = _noise(o, replicates, floor, usable, expected)
     z2 = error.square() / noise.variance
     statistics, limits = {"z": float(z2.max().sqrt())}, {"z": Z_LIMIT}
     quiet = noise.quiet & usable
@@ -158,40 +152,38 @@ def _by_ratio(
         if statement.key.startswith("direction"):
             statistics[statement.key.replace("direction", "error", 1)] = abs(statement.amplitude)
     powers = [p for p in (power, *(s.power for s in statements if s.key == "slope")) if p is not None]
-    power = min(powers, default=None)
+    judged = Judgement(y.shape[0], y.numel(), statistics, limits, power=min(powers, default=None))
     if not beyond(statistics, limits):
-        return Judgement(y.shape[0], y.numel(), statistics, limits, power=power)
+        return judged
     told = best_explanation(statements, float(z2[counted].sum()) - float(counted.sum()))
     if not failing:
-        failing = beyond(statistics, limits)
-        chosen = next(s for s in statements if s.key == failing)
+        chosen = next(s for s in statements if s.key == beyond(statistics, limits))
         told = told if told is not None and told.beyond else chosen
-        return Judgement(
-            y.shape[0],
-            y.numel(),
-            statistics,
-            limits,
-            told.key,
-            told.row,
-            pattern=told.pattern,
-            message=slope_message(told),
-            power=power,
-        )
+        return replace(judged, failing=told.key, row=told.row, pattern=told.pattern, message=slope_message(told))
     bad = z2 > Z_LIMIT**2
     if "element" in limits and statistics["element"] > ELEMENT_LIMIT:
         bad |= quiet & (element > ELEMENT_LIMIT)
     row, pattern = _address(failing, bad, z2, bad_rows)
-    return Judgement(
-        y.shape[0],
-        y.numel(),
-        statistics,
-        limits,
-        failing,
-        row,
-        pattern=pattern,
-        message=f"the error ({pattern}) is {statistics[failing]:.3g} in '{failing}' where the claimed precision "
-        f"explains {limits[failing]:.3g}" + in_words(told),
-        power=power,
+    message = (
+        f"the error ({pattern}) is {statistics[failing]:.3g} in '{failing}' where the claimed precision "
+        f"explains {limits[failing]:.3g}"
+    )
+    return replace(judged, failing=failing, row=row, pattern=pattern, message=message + in_words(told))
+
+
+def _noise(
+    o: torch.Tensor, replicates: list[torch.Tensor], floor: torch.Tensor, usable: torch.Tensor, expected: Expected
+) -> NoiseMap:
+    internal = None
+    if expected.internal is not None:  # of rows whose inputs are not finite it is not either
+        internal = torch.where(usable, torch.nan_to_num(as_matrix(expected.internal)), 0.0)
+    return noise_map(
+        o,
+        replicates,
+        floor=floor,
+        out_dtype=expected.out_dtype,
+        internal=internal,
+        weights_of=dict(expected.groups).get("expert"),
     )
 
 
