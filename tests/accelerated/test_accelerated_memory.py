@@ -1,0 +1,56 @@
+"""The engine's memory: packed weights and one workspace; decode steps that take nothing which stays or grows."""
+
+import math
+
+import torch
+
+from day0check.accelerated.batch import Part, make_batch
+from day0check.accelerated.engine import Engine
+from day0check.accelerated.memory import storages
+from day0check.accelerated.ops import TABLE, WEIGHTS
+from day0check.probe.memory import Allocations
+from day0check.probe.recorder import Caller, Recorder
+from day0check.probe.registry import Operators
+from reference.presets import preset_dir
+from reference.tensors import expected_tensors
+from reference.weights import Checkpoint
+
+CPU, PAGE = torch.device("cpu"), 16
+
+
+def test_an_engine_holds_its_tensors_as_stored_and_the_workspace_once():
+    """Catches experts that are unpacked at load, a second copy of a weight, and a workspace for each layer."""
+    checkpoint = Checkpoint(preset_dir("tiny"))
+    engine = Engine(checkpoint, dtype=torch.bfloat16, device=CPU)
+    stored = sum(
+        math.prod(tensor.shape) * getattr(torch, tensor.dtype).itemsize
+        for tensor in expected_tensors(checkpoint.config).values()
+    )
+    held = storages(engine) - engine.workspace.bytes
+    assert abs(held / stored - 1) < 0.01
+
+
+def test_a_decode_step_keeps_nothing_and_takes_no_large_memory():
+    """Catches memory that stays behind after a step, and a workspace or a copy of weights that each step makes anew."""
+    engine = Engine(Checkpoint(preset_dir("tiny")), dtype=torch.bfloat16, device=CPU)
+    caller = Caller(Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state")), Recorder())
+    caches = engine.caches(pages=8, page=PAGE, slots=1)
+
+    def step(tokens: tuple[int, ...], start: int) -> None:
+        part = Part("a", tokens, start, tuple(range(8)), 0, wants_logits=True)
+        phase = "decode" if start else "prefill"
+        batch = make_batch(phase, [part], page=PAGE, device=CPU)
+        with caller.recorder.step(phase, batch.rows, start):
+            (engine.decode if start else engine.prefill)(caller, caches, batch)
+
+    with Allocations() as taken:
+        step(tuple(range(40)), 0)
+        step((41,), 40)
+        live = taken.live_bytes
+        for position in range(41, 60):
+            taken.restart_peak()
+            taken.largest_bytes = 0
+            step((position,), position)
+            assert taken.live_bytes == live
+            assert taken.peak_bytes - live < engine.workspace.bytes
+            assert taken.largest_bytes < 1 << 16
