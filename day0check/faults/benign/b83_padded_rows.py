@@ -7,7 +7,6 @@ ENTRY = Entry(
     id="B-83",
     title="decode steps are padded to four rows",
     kind="phases",
-    source="benign.md B-16",
     visible="decode steps with fewer requests than rows",
     expected=None,
     case="padded",
