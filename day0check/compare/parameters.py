@@ -27,7 +27,7 @@ GRIDS = {"grids": "from the images"}
 GATHERED = dict.fromkeys(
     ("w1", "w3", "w2", "w1_scale", "w3_scale", "w2_scale", "b1", "b3", "b2"), "the active experts of the step"
 )
-RANKS = dict.fromkeys(("group", "axis", "sizes", "send", "receive"), "of the ranks")
+RANKS = "of the ranks"
 # Arguments that are no property of the model, with the reason.
 NOT_COMPARED: dict[str, dict[str, str]] = {
     "kv.slots": {"page": "free"},
@@ -44,8 +44,8 @@ NOT_COMPARED: dict[str, dict[str, str]] = {
     "moe.convert": {"experts": "of the step"},
     "moe.combine": {"order": "of the step"},
     "moe.experts": GATHERED,
-    "comm.all_gather": RANKS,
-    "comm.all_to_all": RANKS,
+    "comm.all_gather": dict.fromkeys(("group", "axis", "sizes"), RANKS),
+    "comm.all_to_all": dict.fromkeys(("group", "send", "receive"), RANKS),
     "weights.read": {"name": "a place", "file": "a place"},
     "weights.place": {"tensor": "what was read", "transpose": "free"},
 }
