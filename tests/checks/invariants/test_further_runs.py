@@ -39,12 +39,8 @@ class Dies(Answers):
 
 class Raises(Answers):
     def met(self, schedule):
-        if schedule.chunk == 1: raise IndexError("page 7 is not there")
-
-class Alone(Answers):
-    can = {"forced_tokens"}
-"""
-CHECKS = ("alone_equals_batched", "chunked_equals_one_shot")
+        if schedule.chunk == 1: raise IndexError("page 7 is not there")"""
+CHECKS = ("chunked_equals_one_shot", "preempted")
 
 
 def made(tmp_path: Path, name: str):
@@ -76,8 +72,6 @@ def test_what_a_schedule_raises_and_what_it_lacks_is_its_own_outcome(tmp_path):
     assert record.status == "finished"
     failed = {label: e["message"] for label, e in extra.items() if e["status"] == "failed"}
     assert failed == {"chunk-1": "IndexError: page 7 is not there"}
-    (tmp_path / "other").mkdir()
-    record, extra = made(tmp_path / "other", "Alone")
-    assert record.status == "finished"
-    assert {e["status"] for e in extra.values()} == {"unavailable"}
-    assert "has no chunk" in extra["chunk-17"]["message"]
+    lacking = {label: e["message"] for label, e in extra.items() if e["status"] == "unavailable"}
+    assert lacking == {"preempt-a": "the backend has no preempt, which this run needs"}
+    assert {label for label, e in extra.items() if e["status"] == "finished"} == {"chunk-15", "chunk-16", "chunk-17"}

@@ -10,24 +10,21 @@ from day0check.accelerated.ops.prefix import BOUNDARY, ENTRY, HEAD
 from day0check.accelerated.scheduler import Scheduler
 from day0check.checks import INVARIANTS
 
-TEXTS = (
-    "decode_equals_prefill",
-    "chunked_equals_one_shot",
+OFTEN = ("decode_equals_prefill", "chunked_equals_one_shot", "preempted", "warm_prefix", "experts_once")
+SLOW = (
     "alone_equals_batched",
     "reordered",
     "mixed_steps",
     "padded",
-    "preempted",
     "offloaded",
-    "warm_prefix",
     "aborted",
     "causality",
     "isolation",
     "slot_reuse",
     "poisoned_memory",
     "repeated",
-    "experts_once",
 )
+TEXTS = (*OFTEN, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 
 
 @pytest.mark.parametrize("check", TEXTS)
