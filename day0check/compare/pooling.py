@@ -66,6 +66,8 @@ def signature(seen: Seen) -> tuple[Any, ...] | None:
         return None
     if any(r.rows not in ROWS_OF_RESULT for r in contract.results) or seen.byte_count > MOST_BYTES:
         return None
+    if _has_padding(seen):
+        return None
     ours = _tensors(contract, seen.arguments)
     per_expert = PER_EXPERT.get(contract.name, ())
     if sum(v.numel() * v.element_size() for n, v in seen.arguments.items() if n in per_expert and v is not None) > (
@@ -84,6 +86,16 @@ def signature(seen: Seen) -> tuple[Any, ...] | None:
         else:
             parts.append((name, repr(value)))
     return (*parts, *((tuple(r.shape[1:]), r.dtype) for r in seen.results))
+
+
+def _has_padding(seen: Seen) -> bool:
+    """Whether there are rows behind those of all requests: joined calls would take them for the next call's."""
+    roles = {a.name: a.role for a in seen.contract.args}
+    offsets = next((seen.arguments.get(name) for name, role in roles.items() if role == "offsets"), None)
+    first = seen.arguments.get(seen.contract.args[0].name)
+    if not isinstance(offsets, torch.Tensor) or not isinstance(first, torch.Tensor) or not len(offsets):
+        return False
+    return int(offsets[-1]) != first.shape[0]
 
 
 def held(seen: Seen) -> Seen:

@@ -90,3 +90,17 @@ def test_moves_writes_and_large_calls_wait_for_nothing():
     assert signature(seen("embed.tokens", {"ids": d.integers(0, 9, 2), "weight": d.act(9, 4)})) is None
     large = {"x": d.act(600, 1024), "weight": d.act(2048, 1024)}
     assert signature(seen("mla.query", large)) is None
+
+
+def test_a_call_with_padding_rows_is_not_joined():
+    """Catches rows behind those of all requests that are taken for the first rows of the next call."""
+    d = Draw(5, torch.float32)
+    weight = d.float32(8, 4)
+
+    def call(rows):
+        return seen(
+            "kda.conv", {"x": d.act(rows, 8), "weight": weight, "state": d.act(2, 3, 8), "offsets": torch.arange(3)}
+        )
+
+    assert signature(call(2)) is not None
+    assert signature(call(4)) is None
