@@ -187,30 +187,7 @@ def write_gguf(home: Path) -> None:
     heads, kv_heads, width, inner, layers = 4, 2, 64, 128, 2
     size = width // heads
     out = gguf.GGUFWriter(str(file), "llama")
-    out.add_context_length(2048)
-    out.add_embedding_length(width)
-    out.add_block_count(layers)
-    out.add_feed_forward_length(inner)
-    out.add_head_count(heads)
-    out.add_head_count_kv(kv_heads)
-    out.add_layer_norm_rms_eps(1e-6)
-    out.add_rope_dimension_count(size)
-    out.add_rope_freq_base(10000.0)
-    out.add_vocab_size(len(words))
-    out.add_file_type(0)
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("gpt-2")
-    out.add_token_list(words)
-    out.add_token_types([3 if word in SPECIAL else 1 for word in words])
-    out.add_token_merges(merges)
-    out.add_eos_token_id(words.index(SPECIAL[END]))
-    out.add_bos_token_id(words.index(SPECIAL[PAD]))
-    out.add_pad_token_id(words.index(SPECIAL[PAD]))
-    out.add_add_bos_token(False)
-    out.add_chat_template(
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
+    _describe(out, words, merges, heads, kv_heads, width, inner, layers)
     draw = numpy.random.default_rng(0)
 
     def weights(*shape: int, scale: float = 0.08) -> Any:
@@ -238,6 +215,36 @@ def write_gguf(home: Path) -> None:
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
     out.close()
+
+
+def _describe(out: Any, words: list[str], merges: list[str], *sizes: int) -> None:
+    """What a reader of the file must know of the model and its tokens."""
+    heads, kv_heads, width, inner, layers = sizes
+    size = width // heads
+    out.add_context_length(2048)
+    out.add_embedding_length(width)
+    out.add_block_count(layers)
+    out.add_feed_forward_length(inner)
+    out.add_head_count(heads)
+    out.add_head_count_kv(kv_heads)
+    out.add_layer_norm_rms_eps(1e-6)
+    out.add_rope_dimension_count(size)
+    out.add_rope_freq_base(10000.0)
+    out.add_vocab_size(len(words))
+    out.add_file_type(0)
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("gpt-2")
+    out.add_token_list(words)
+    out.add_token_types([3 if word in SPECIAL else 1 for word in words])
+    out.add_token_merges(merges)
+    out.add_eos_token_id(words.index(SPECIAL[END]))
+    out.add_bos_token_id(words.index(SPECIAL[PAD]))
+    out.add_pad_token_id(words.index(SPECIAL[PAD]))
+    out.add_add_bos_token(False)
+    out.add_chat_template(
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
 
 
 def _byte_words() -> tuple[list[str], list[str]]:
