@@ -16,7 +16,7 @@ from torch import Tensor
 
 from day0check.accelerated.cache import Caches
 from day0check.accelerated.ops.prefix import ENTRY, HEAD, KEY, PARENT, SNAPSHOT, chain
-from day0check.errors import InputError
+from day0check.errors import Day0Error, InputError
 from day0check.probe.recorder import Caller
 from day0check.probe.rows import RowMap
 from reference.config import ModelConfig
@@ -106,6 +106,12 @@ class PrefixCache:
             if not pages:
                 return
             length = len(pages) * self.caches.page
+            if length > len(tokens):
+                raise Day0Error(
+                    f"{len(pages)} pages for a prefix of {len(tokens)} tokens",
+                    where="prefix.match",
+                    todo="at least one token must be left to be computed",
+                )
             running.tenancy.adopt(pages)
             self._restore(caller, running, int(self.held[pages[-1], SNAPSHOT]), length)
         running.computed = length

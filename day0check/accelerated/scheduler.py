@@ -273,8 +273,9 @@ class Scheduler:
             self._compute_rows(phase, taking)
 
     def _make_room(self, taking: list[tuple[Running, int]]) -> None:
-        """Takes memory back from the last admitted on until the pages suffice; a request alone always fits."""
-        while True:
+        """Takes memory back from the last admitted on until the pages suffice; a request alone always fits, unless
+        pages were lost, and then it is told that the cache is full."""
+        while len(self.active) > 1:
             due = sum(self._missing(r, count) for r, count in taking if r in self.active)
             if due <= len(self.caches.pages):
                 return

@@ -7,10 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from day0check.accelerated.ops import TABLE
 from day0check.accelerated.scheduler import Scheduler
 from day0check.backends.accelerated import Accelerated
-from day0check.errors import InputError
+from day0check.errors import Day0Error, InputError, Unavailable
 from day0check.probe.recorder import Caller, Observer, Recorder
+from day0check.probe.registry import Operators
 from day0check.types import Request, Schedule, ScheduleEvent, Turn
 from reference.presets import preset_dir
 
@@ -160,6 +162,19 @@ def test_states_are_kept_as_often_as_asked(tiny):
     warm = cold_and_warm(tiny, [(*base, 1), (*base, 2)], snapshot_blocks=2)
     assert warm.prefixes.counters.hit_tokens == 4 * PAGE
     assert warm.prefixes.counters.stored_snapshots == 2
+
+
+def test_operators_that_lose_pages_or_find_too_much_end_in_an_error(tiny):
+    """Catches a scheduler that goes in circles where a replaced operator breaks its promise."""
+    requests = [Request(n, (Turn(text(i, 2 * PAGE)),), max_new_tokens=1) for i, n in enumerate("abc")]
+    for name, wrong, error in (
+        ("pool.release", lambda counts, *, pages, held: None, Unavailable),
+        ("prefix.match", lambda tokens, *, salts, held: torch.tensor([0, 1, 2]), Day0Error),
+    ):
+        table = Operators({**TABLE, name: wrong})
+        schedule = Schedule(page=PAGE, pages=5, max_batch=1, prefix_cache=True)
+        with pytest.raises(error):
+            Scheduler(tiny._engine, tuple(requests), schedule, Caller(table)).run()
 
 
 def test_pages_that_cut_pools_are_refused():
