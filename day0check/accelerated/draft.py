@@ -102,7 +102,7 @@ def _layer(
     """Logits [rows, V] of the draft layer for the token behind each of `following`."""
     config, number = engine.config, len(engine.config.layers)
     at = caller.at(f"layers.{number:02d}")
-    step = layers.Step(config, caches, engine.workspace, caller, batch)
+    step = layers.Step(config, caches, engine.workspace, caller, batch, ranks=engine.ranks)
     embedded = at("embed.tokens", following, weight=engine.model.embed)
     embedded = at("norm.rms", embedded, site="draft_embedding", weight=p.embedding_norm, eps=config.eps)
     hidden = at("norm.rms", hidden, site="draft_hidden", weight=p.hidden_norm, eps=config.eps)
@@ -112,4 +112,5 @@ def _layer(
     h = at("norm.rms", spine.mlp_input(at, number), site="post_attention", weight=p.layer.post_norm, eps=config.eps)
     spine.add_mlp(at, number, layers.feed_forward(step, at, h, p.layer.mlp))
     h = at("norm.rms", spine.x, site="draft_head", weight=p.head_norm, eps=config.eps)
-    return at("head.logits", h, weight=engine.model.head)
+    logits = at("head.logits", h, weight=engine.model.head)
+    return logits if engine.ranks is None else engine.ranks.whole_logits(at, logits, batch.rows)

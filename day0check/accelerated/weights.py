@@ -205,8 +205,7 @@ def read_model(
 
     Raises CheckpointError for what cannot be read and InputError for an expert scale that is NaN.
     """
-    whole = read is None
-    read = Reader(checkpoint, dtype, device) if whole else read
+    read = Reader(checkpoint, dtype, device) if read is None else read
     config = read.config
     attnres = config.residual.kind == "attention"
     embed = read("embed_tokens.weight")
@@ -217,7 +216,7 @@ def read_model(
         final_norm=read("norm.weight"),
         head=embed if config.tied_head else read("lm_head.weight"),
         vision=None if config.vision is None else read_tower(read, config.vision),
-        draft=_draft(read, config) if whole and config.draft is not None else None,  # it is not cut over ranks
+        draft=None if config.draft is None else _draft(read, config),
     )
 
 

@@ -83,11 +83,11 @@ class Shares:
         if name == "lm_head.weight":
             return Cut(0, *self.vocabulary)
         found = re.fullmatch(r"layers\.(\d+)\.(self_attn|mlp|block_sparse_moe)\.(.+)", name)
-        if found is None or int(found[1]) >= len(self.config.layers):
+        if found is None or int(found[1]) >= len(self.config.every_layer):
             return None
         place, part = found[2], found[3]
         if place == "self_attn":
-            kind = self.config.layers[int(found[1])]
+            kind = self.config.every_layer[int(found[1])]
             return {"kda": self._kda, "gqa": self._grouped}.get(kind, self._latent)(part)
         if place == "mlp":
             return _mlp(part, self.columns)
@@ -161,7 +161,7 @@ def _mlp(part: str, columns: Range) -> Cut | None:
 def _refuse(config: ModelConfig, layout: Layout) -> None:
     if layout.tensor == 1:
         return
-    other = sorted(set(config.layers) - {"kda", "gqa", *LATENT_KINDS})
+    other = sorted(set(config.every_layer) - {"kda", "gqa", *LATENT_KINDS})
     if other:
         raise Unavailable(f"layers of kind {other[0]!r} cannot be cut over ranks", where="--tp", todo="use --ep")
     m, k, moe = config.mla, config.kda, config.moe
