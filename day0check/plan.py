@@ -35,7 +35,7 @@ class Costs:
     reference_per_multiply_s: float = 1.8e-9
     operator_case_s: float = 5.0
     compare_run_s: float = 0.5  # a further run with the judged one
-    service_case_s: float = 20.0
+    service_case_s: float = 14.0
     process_bytes: int = 400 << 20
     block_bytes: int = 8 << 24  # the largest float64 operand that the reference forms at once
     passes: int = 3  # oracle and replicates of the propagated comparison
