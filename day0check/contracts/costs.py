@@ -34,10 +34,6 @@ def _mlp(x: Any, *, gate: Any, up: Any, down: Any, **_: Any) -> Cost:
     return Cost(_product(x, gate) * 3, 2 * size(x) + size(gate, up, down))
 
 
-def _index_key(x: Any, *, weight: Any, **_: Any) -> Cost:
-    return linear_cost(x, weight=weight)
-
-
 def _score(q: Any, *, weights: Any, keys: Any, owner: Any, **_: Any) -> Cost:
     rows, heads, dim = q.shape
     n = keys.shape[1]
@@ -77,12 +73,8 @@ def _conv(x: Any, *, weight: Any, state: Any, **_: Any) -> Cost:
 
 
 def _output(x: Any, *, weight: Any, **given: Any) -> Cost:
-    rows = x.shape[0]
-    width = weight.shape[1]
-    return Cost(
-        2.0 * rows * weight.numel(),
-        size(x, given.get("gate"), weight) + rows * weight.shape[0] * x.element_size() + 0.0 * width,
-    )
+    written = x.shape[0] * weight.shape[0] * x.element_size()
+    return Cost(2.0 * x.shape[0] * weight.numel(), size(x, given.get("gate"), weight) + written)
 
 
 def _experts(x: Any, *, w1: Any = None, w3: Any = None, w2: Any = None, **_: Any) -> Cost | None:
@@ -127,7 +119,7 @@ MODELS: dict[str, Callable[..., Cost | None]] = {
     "gqa.attention": _attention,
     "mla.output": _output,
     "dsa.index_weights": linear_cost,
-    "dsa.index_key": _index_key,
+    "dsa.index_key": linear_cost,
     "dsa.score": _score,
     "dsa.select": _select,
     "dsa.attention": _sparse,
@@ -151,7 +143,7 @@ MODELS: dict[str, Callable[..., Cost | None]] = {
 
 
 def cost_of(operator: str, *args: Any, **kwargs: Any) -> Cost | None:
-    """The least that this call of `operator` costs, None where its arguments do not say (a fused or prepared kernel)."""
+    """The least that this call of `operator` costs; None where its arguments do not say (fused or prepared kernels)."""
     from day0check.contracts import CONTRACTS
 
     contract = CONTRACTS.get(operator)
