@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,16 @@ def merge_lines(
         else:
             found.append(_linked(members[0][1], members[0][0], folders, merged))
             _compare(members, len(ranks), files, shared)
-    return sorted(found, key=lambda line: line["order"]), tensors, list(shared.values())
+    return sorted(found, key=lambda line: line["order"]), tensors, _first_difference(list(shared.values()))
+
+
+def _first_difference(measures: list[Measure]) -> list[Measure]:
+    """The measures without differences behind the first one: a rank that went astray differs from there on."""
+    wrong = sorted((m for m in measures if not m.passed), key=lambda m: (m.order, m.tap))
+    if len(wrong) < 2:
+        return measures
+    text = f"{wrong[0].message}; so it is in {len(wrong) - 1} later results"
+    return [*(m for m in measures if m.passed), replace(wrong[0], message=text)]
 
 
 class _Files:
