@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,24 +86,25 @@ def sequence(request: Request) -> tuple[int, ...]:
 def examples(draw: st.DrawFn) -> tuple[tuple[Request, ...], Schedule]:
     """Requests and a schedule that makes sense for them."""
     some = st.builds(
-        Asked, st.integers(0, len(CONVERSATIONS) - 1), st.integers(1, 6), st.one_of(st.just(0), st.integers(0, 14))
+        Asked, st.sampled_from(range(len(CONVERSATIONS))), st.sampled_from([6, 4, 3, 1]), st.sampled_from([0, 2, 5, 9])
     )
     new_of = [len(answer) for answer in ANSWERS]
-    asked = draw(st.lists(some, min_size=1, max_size=4))
+    asked = draw(st.lists(some, min_size=draw(st.sampled_from([1, 2, 3])), max_size=4))
     requests = tuple(
         Asked(a.conversation, min(a.new, min(new_of[: len(CONVERSATIONS[a.conversation])])), a.arrive).request(f"r{n}")
         for n, a in enumerate(asked)
     )
-    page = draw(st.sampled_from([4, 8, 16]))
-    host = draw(st.booleans())
-    does = ["preempt", "preempt", "abort", *(["offload", "reload"] if host else [])]
+    page = draw(st.sampled_from([4, 8, 8, 16]))
+    host = draw(st.sampled_from([True, False]))
+    does = ["offload", "offload", "preempt", "abort", "reload"] if host else ["preempt", "preempt", "abort"]
     names = st.sampled_from([r.id for r in requests])
-    events = draw(st.lists(st.builds(ScheduleEvent, st.integers(0, 24), st.sampled_from(does), names), max_size=4))
+    event = st.builds(ScheduleEvent, st.sampled_from(range(1, 12)), st.sampled_from(does), names)
+    events = draw(st.lists(event, min_size=draw(st.sampled_from([0, 1, 3])), max_size=4))
     need = [-(-len(sequence(r)) // page) for r in requests]
     schedule = Schedule(
-        chunk=draw(st.one_of(st.none(), st.integers(1, 40))),
+        chunk=draw(st.sampled_from([None, 3, 7, 8, 9, 13, 16, 33])),
         page=page,
-        max_batch=draw(st.integers(1, 4)),
+        max_batch=draw(st.sampled_from([1, 2, 3, 4])),
         events=tuple(events),
         mixed=draw(st.booleans()),
         prefix_cache=draw(st.booleans()),
@@ -110,6 +112,7 @@ def examples(draw: st.DrawFn) -> tuple[tuple[Request, ...], Schedule]:
         pages=draw(st.one_of(st.none(), st.integers(max(need), sum(need) + 1))),
         host_pages=sum(need) if host else 0,
         memory=draw(st.sampled_from(["", "garbage", "shuffled", "end", "strided"])),
+        fixed_rows=draw(st.sampled_from([0, 0, 3, 6])),
     )
     return requests, schedule
 
@@ -117,13 +120,27 @@ def examples(draw: st.DrawFn) -> tuple[tuple[Request, ...], Schedule]:
 # ---------------------------------------------------------------------------------------------------------- judging
 
 
+HAPPENED = ("hits", "reloads", "recomputed", "padded")
+
+
 class LogitRows(Observer):
-    """Every row of logits, by request and position."""
+    """Every row of logits, by request and position, and what happened on the way to them."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, int], torch.Tensor] = {}
+        self.happened: Counter[str] = Counter()
+        self._computed: set[tuple[str | None, int | None]] = set()
 
     def after(self, call, token, results) -> None:
+        if call.operator == "prefix.match":
+            self.happened["hits"] += results[0].numel() > 0
+        elif call.tap == "layers.02.kv.reload.kv":
+            self.happened["reloads"] += 1
+        elif call.tap == "embed.tokens":
+            addresses = [call.rows.address(i) for i in range(len(call.rows))]
+            self.happened["padded"] += (None, None) in addresses
+            self.happened["recomputed"] += any(a in self._computed for a in addresses if a[0] is not None)
+            self._computed.update(addresses)
         if call.tap == LOGITS:
             for i, row in enumerate(results[0].double().cpu()):
                 self.rows[call.rows.address(i)] = row
@@ -146,8 +163,9 @@ class Trial:
                 self._known[tokens, images] = self._oracle.forward(list(tokens), images=list(images))
         return self._known[tokens, images]
 
-    def check(self, requests: tuple[Request, ...], schedule: Schedule) -> int:
-        """Runs a schedule and compares; how many rows of logits there were. Raises AssertionError at a mismatch."""
+    def check(self, requests: tuple[Request, ...], schedule: Schedule) -> tuple[int, Counter[str]]:
+        """Runs a schedule and compares; how many rows of logits there were, and what happened. Raises AssertionError at
+        a mismatch."""
         seen = LogitRows()
         with torch.no_grad():
             outputs = self.backend.run(requests, schedule, Recorder([seen]))
@@ -167,7 +185,7 @@ class Trial:
                 error = float((row - oracle[position]).norm() / norm)
                 assert error < LIMIT, f"{request.id} differs at position {position} by {error:.3g}"
         self._check_memory()
-        return len(seen.rows)
+        return len(seen.rows), seen.happened
 
     def _check_memory(self) -> None:
         """Everything has been given back."""
@@ -186,7 +204,7 @@ def trial() -> Trial:
 
 def run_portion(number: int, *, examples_of: int = PORTION) -> dict[str, float]:
     """Runs one portion of schedules. Raises AssertionError with the smallest schedule that fails."""
-    counted = {"schedules": 0, "requests": 0, "rows": 0}
+    counted = {"schedules": 0, "requests": 0, "rows": 0, **dict.fromkeys(HAPPENED, 0)}
 
     @seed(number)
     @settings(
@@ -198,9 +216,11 @@ def run_portion(number: int, *, examples_of: int = PORTION) -> dict[str, float]:
     )
     @given(examples())
     def each(example: tuple[tuple[Request, ...], Schedule]) -> None:
-        rows = trial().check(*example)
+        rows, happened = trial().check(*example)
         for name, count in (("schedules", 1), ("requests", len(example[0])), ("rows", rows)):
             counted[name] += count
+        for name in HAPPENED:
+            counted[name] += happened[name]
 
     begin = time.process_time()
     each()
@@ -229,7 +249,9 @@ def main() -> int:
         except AssertionError as mismatch:
             print(f"mismatch: {mismatch}\n" + "\n".join(getattr(mismatch, "__notes__", ())))
             return 1
-    total = {name: sum(entry[name] for entry in done) for name in ("schedules", "requests", "rows", "cpu_seconds")}
+    names = ("schedules", "requests", "rows", "cpu_seconds", *HAPPENED)
+    total = {name: sum(entry.get(name, 0) for entry in done) for name in names}
+    print(", ".join(f"{total[name]} {name}" for name in HAPPENED))
     print(
         f"{total['schedules']} schedules with {total['requests']} requests and {total['rows']} rows of logits against "
         f"the reference, 0 mismatches; {total['cpu_seconds']:.0f} s of processor, {time.monotonic() - begin:.0f} s now"
