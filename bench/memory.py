@@ -177,11 +177,10 @@ def report(rows: dict[str, list[dict[str, float]]]) -> bool:
         share = slope / first["layer"]
         print(f"{FORMS[form]:44} {constant / 1e6:12.1f} {slope / 1e6:11.2f} {share:10.3f}")
     counted = line_through([(r["layers"], r["counted"]) for r in rows["engine"]])
-    resident = line_through([(r["layers"], r["resident"]) for r in rows["engine"]])
-    print(
-        f"{'the same, resident set':44} {resident[0] / 1e6:12.1f} {resident[1] / 1e6:11.2f} "
-        f"{resident[1] / first['layer']:10.3f}"
-    )
+    key = "allocated" if "allocated" in first else "resident"
+    resident = line_through([(r["layers"], r[key]) for r in rows["engine"]])
+    name = "the same, the device's allocator" if key == "allocated" else "the same, resident set"
+    print(f"{name:44} {resident[0] / 1e6:12.1f} {resident[1] / 1e6:11.2f} {resident[1] / first['layer']:10.3f}")
     once = first["workspace"] <= counted[0] < 2 * first["workspace"]
     print(f"\nthe constant holds the workspace {'once' if once else 'NOT once'}")
     for row in rows["engine"]:
