@@ -70,6 +70,8 @@ def test_it_reads_what_the_other_client_reads(flag: str, body: dict) -> None:
         first, second, other = asyncio.run(ask(url, body, 2))
     for reply in (first, second):
         assert (reply.status, reply.fault, reply.streamed) == (other.status, other.fault, other.streamed)
+        if reply.fault in ("late", "stalled"):
+            continue  # how far an answer had come by then is a matter of milliseconds
         mine, theirs = read_answer(reply), read_answer(other)
         assert (mine.text, mine.finish, mine.usage, mine.flaws) == (
             theirs.text,
