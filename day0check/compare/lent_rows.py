@@ -21,10 +21,17 @@ class LentRows(Snapshot):
         self._lenders = dict(lenders)
         self._draft = drafting_place(self.taps())  # a request that did not compute every row drafts nothing
         embedded = next((tap for tap in self.taps() if tap.endswith("embed.tokens")), "")
+        self._begun = {  # where the latest computation of each row begins
+            name: dict(zip(rows.positions, rows.orders, strict=True))
+            for name in (self.requests(embedded) if embedded else ())
+            for rows in (Snapshot.recorded(self, embedded, name),)
+        }
         self._first = {name: min(Snapshot.recorded(self, embedded, name).positions, default=0) for name in lenders}
 
     def recorded(self, tap: str, request: str, result: int = 0, *, by_position: bool = True) -> Rows:
         own = super().recorded(tap, request, result, by_position=by_position)
+        if by_position:
+            own = self._latest(request, own)
         lender = self._lenders.get(request)
         first = self._first.get(request, 0)
         if lender is None or not first or (self._draft and split_tap(tap)[0] == self._draft):
@@ -39,3 +46,14 @@ class LentRows(Snapshot):
             (*(other.orders[i] for i in lent), *own.orders),
             torch.cat((other.values[lent], own.values)) if own.positions else other.values[lent],
         )
+
+    def _latest(self, request: str, rows: Rows) -> Rows:
+        """Without rows that were computed again since: what they followed from was not kept."""
+        begun = self._begun.get(request, {})
+        kept = [
+            i for i, (p, order) in enumerate(zip(rows.positions, rows.orders, strict=True)) if order >= begun.get(p, -1)
+        ]
+        if len(kept) == len(rows.positions):
+            return rows
+        pick = [tuple(column[i] for i in kept) for column in (rows.positions, rows.phases, rows.orders)]
+        return Rows(*pick, rows.values[kept])

@@ -140,6 +140,7 @@ def compare_extra(job: Job, case: RunCase, candidate: Snapshot, directory: Path,
 
 
 def _compare(job: Job, case: RunCase, run: ExtraRun, here: Snapshot, there: Snapshot, book: NoiseBook) -> RunComparison:
+    here = LentRows(here.directory, {})  # without rows that were computed again since
     found = compare_runs(here, there, run.pairings, book)
     for borrower, lender in run.lenders:
         if lender in found.flips:  # its choices lie in the cache behind which the other began
