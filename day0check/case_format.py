@@ -279,9 +279,7 @@ def contradictions(entry: CaseEntry) -> Problems:
         if event.request not in names:
             problems.append((f"schedule.events[{i}].request", f"no request {event.request!r} in this case"))
     if entry.id.startswith(WITHOUT_REQUEST) and names:
-        problems.append(
-            ("request", f"a case under {' or '.join(WITHOUT_REQUEST)} runs no model and holds no request")
-        )
+        problems.append(("request", f"a case under {' or '.join(WITHOUT_REQUEST)} runs no model and holds no request"))
     if not entry.id.startswith(WITHOUT_REQUEST) and not names:
         problems.append(("request", "at least one request is needed"))
     return problems

@@ -72,7 +72,8 @@ class Recorder:
 
     def __init__(self, observers: Sequence[Observer] = (), heartbeat: Optional[Any] = None) -> None:
         self.observers: List[Observer] = list(observers)
-        self.dims: Optional[Callable[[str, str, str], str]] = None  # of (place, operator, site): set by a rank's backend
+        # of (place, operator, site): set by a rank's backend
+        self.dims: Optional[Callable[[str, str, str], str]] = None
         self.heartbeat = heartbeat  # `.beat(tap, phase, step)`: where an abort happened is read from it
         self.phase, self.rows, self.order, self.current_step = "start", NO_ROWS, 0, 0
 
