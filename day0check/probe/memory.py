@@ -18,7 +18,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-
 _TAKES = frozenset({"index", "index_select", "gather", "take", "embedding"})
 _PUTS = frozenset({"index_put", "index_put_", "index_copy_", "index_add_", "scatter_"})
 _OPERATIONS = {"mm": 2, "bmm": 2, "addmm": 3, "baddbmm": 3}  # products of matrices by their number of operands

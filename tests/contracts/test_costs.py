@@ -1,4 +1,4 @@
-"""Cost models on the hard inputs of their contracts: positive, of the right order, silent about what they cannot read."""
+"""Cost models on the hard inputs of their contracts: positive, of the right order, silent on what they cannot see."""
 
 import pytest
 import torch

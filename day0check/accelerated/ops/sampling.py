@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from day0check.accelerated.ops.arithmetic import product
+from day0check.accelerated.ops.arithmetic import dequantised, product
 from day0check.accelerated.ops.index import ordered
 
 
-def logits(x: Tensor, *, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T in float32: `x` [rows, D], `weight` [V, D]."""
-    y = product(x, weight)
+def logits(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, x_scale: Tensor | None = None) -> Tensor:
+    """x W^T in float32: `x` [rows, D], or its E4M3 codes with `x_scale` [rows, ceil(D/128)]; `weight` [V, D]."""
+    y = product(x if x_scale is None else dequantised(x, x_scale), weight)
     return y if bias is None else y + bias.to(y.dtype)
 
 

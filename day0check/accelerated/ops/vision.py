@@ -124,11 +124,11 @@ def _on_board(picture: Image.Image) -> np.ndarray:
     return (rgba[..., :3] * opacity + board * (1 - opacity)).astype(np.uint8)
 
 
-def patch_embed(x: Tensor, *, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Linear over flattened patches: `x` [patches, 3*patch*patch], `weight` [Dv, 3*patch*patch]. A weight that is wider
-    than `x`, a sum over frames, is multiplied as it is."""
-    if weight.dtype == x.dtype:
-        return linear(x, weight=weight, bias=bias)
+def patch_embed(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, x_scale: Tensor | None = None) -> Tensor:
+    """Linear over flattened patches: `x` [patches, 3*patch*patch] or its E4M3 codes with `x_scale`, `weight`
+    [Dv, 3*patch*patch]. A weight that is wider than `x`, a sum over frames, is multiplied as it is."""
+    if x_scale is not None or weight.dtype == x.dtype:
+        return linear(x, weight=weight, bias=bias, x_scale=x_scale)
     return linear(x.to(weight.dtype), weight=weight, bias=bias).to(x.dtype)
 
 
