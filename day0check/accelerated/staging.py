@@ -7,7 +7,7 @@ only after the copy out of it was carried out.
 
 from __future__ import annotations
 
-import functools
+import threading
 from dataclasses import replace
 
 import torch
@@ -65,10 +65,15 @@ class StagingQueue:
         return torch.empty(count, dtype=torch.int64, pin_memory=self._pinned)
 
 
-@functools.lru_cache(maxsize=8)
+_OF_THIS_THREAD = threading.local()
+
+
 def queue_of(device: torch.device) -> StagingQueue:
-    """The one queue of a device."""
-    return StagingQueue(device)
+    """The one queue of a device in the calling thread: two engines of one process must not share host buffers."""
+    queues: dict[str, StagingQueue] = vars(_OF_THIS_THREAD)
+    if str(device) not in queues:
+        queues[str(device)] = StagingQueue(device)
+    return queues[str(device)]
 
 
 ARRAYS = ("ids", "positions", "owner", "offsets", "table", "lengths", "load_slots", "store_slots")

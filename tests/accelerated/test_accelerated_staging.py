@@ -1,9 +1,11 @@
 """Input staging through one queue, and decode steps of a fixed number of rows."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
-from day0check.accelerated.staging import ARRAYS, StagingQueue, stage_through
+from day0check.accelerated.staging import ARRAYS, StagingQueue, queue_of, stage_through
 from day0check.backends.accelerated import Accelerated
 from day0check.probe.recorder import Observer, Recorder
 from day0check.types import Request, Schedule, Turn
@@ -34,6 +36,14 @@ def test_deferred_copies_are_carried_out_when_they_are_asked_for():
     there.fill_(-1)
     queue.run()
     assert there.tolist() == [11, 12]
+
+
+def test_engines_in_two_threads_have_queues_of_their_own():
+    """Catches one queue for all threads: a step of one engine then gets rows of the other's."""
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(queue_of, CPU).result() is not queue_of(CPU)
+        assert other.submit(queue_of, CPU).result() is other.submit(queue_of, CPU).result()
+    assert queue_of(CPU) is queue_of(CPU)
 
 
 class Steps(Observer):
