@@ -129,6 +129,8 @@ def routing(name="plain", seed=0):
 
 def weights_of(arguments, ids, *, scores=None, renormalise=True, scale=2.5):
     w = (arguments["scores"] if scores is None else scores).gather(1, ids)
+    if arguments.get("weighting") == "softmax":
+        return torch.softmax(w, -1)
     return scale * (w / w.sum(-1, keepdim=True) if renormalise else w)
 
 
