@@ -62,9 +62,8 @@ SCRIPTS = (
     Script("characters", "Grüße, señor: 海は青い, 한국어 문장, 👩‍👩‍👧 🇩🇪 e\u0301."),
     Script("no_call", "a <tool b, <tool_cal1>, <think> and </tool_call> are text"),
     Script("one_call", "Let me look.", calls=(Call("find", {"path": "/tmp"}),)),
-    Script(
-        "values", calls=(Call("weather", {"city": 'Mü "n"\n</b>parameter', "days": 3, "where": {"a": [1.5, None]}}),)
-    ),
+    Script("values", calls=(Call("weather", {"city": 'Mü "n"\n</b>parameter'}),)),
+    Script("types", calls=(Call("weather", {"days": 3, "where": {"a": [1.5, None]}}),)),
     Script("calls_at_once", calls=(Call("now", {}), Call("find", {"path": "/"}), Call("now", {})), at_once=True),
     Script("thoughts", "The answer is 4.", thoughts="Two and two, <hm>."),
     Script("thoughts_then_call", thoughts="I need a tool. ", calls=(Call("find", {"path": "/srv"}),), ended=False),

@@ -78,9 +78,9 @@ def test_each_fault_has_its_operator(answers: dict[str, Answer], pattern: str, o
 
 def test_an_integer_that_comes_as_text_is_told() -> None:
     """Would catch a parser that ignores the types of the tool's schema."""
-    (call,) = BY_NAME["values"].calls
+    (call,) = BY_NAME["types"].calls
     arguments = json.loads(call.arguments) | {"days": "3"}
-    answer = judged(changed("values", calls=(ToolCall("weather", json.dumps(arguments)),)))
+    answer = judged(changed("types", calls=(ToolCall("weather", json.dumps(arguments)),)))
     assert "'3', 3 was written" in answer.outcome.summary
 
 
