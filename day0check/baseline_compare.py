@@ -69,7 +69,7 @@ def compare_run(
     findings += [_slow(row) for row in rows if row.verdict == "failed"]
     record = {
         "name": baseline.name,
-        "sentence": _sentence(baseline, pairs, outcomes),
+        "sentence": _sentence(baseline, pairs, outcomes, rows),
         "environment_changes": list(changes),
         "numbers": numbers,
         "speed": [row.record() for row in rows],
@@ -78,13 +78,22 @@ def compare_run(
     return Comparison(tuple(outcomes), tuple(findings), _missing(baseline, run, partial), record)
 
 
-def _sentence(baseline: Baseline, pairs: list[tuple[Entry, Entry]], outcomes: Iterable[CheckOutcome]) -> str:
+def _sentence(
+    baseline: Baseline, pairs: list[tuple[Entry, Entry]], outcomes: Iterable[CheckOutcome], rows: Iterable[SpeedRow]
+) -> str:
     failed = list(dict.fromkeys(o.name.removeprefix(BASELINE) for o in outcomes if o.status == "failed"))
     dates = sorted({str(then.recorded.get("at", ""))[:10] for then, _ in pairs} - {""})
     head = f"Against baseline {baseline.name}" + (f" of {dates[-1]}" if dates else "")
     if not pairs:
         return f"{head}: no case could be compared."
-    what = f"worse in {', '.join(failed)}" if failed else "bits, numbers, choices, speed and memory are no worse"
+    undecided = [f"{row.phase} of {row.what}" for row in rows if row.verdict == "straddles"]
+    if failed:
+        what = f"worse in {', '.join(failed)}"
+    elif undecided:
+        what = f"bits, numbers, choices and memory are no worse, the speed of {', '.join(undecided)} is not decided: "
+        what += "the interval reaches past the limit; measure again on a quiet machine"
+    else:
+        what = "bits, numbers, choices, speed and memory are no worse"
     return f"{head}: {len(pairs)} cases compared, {what}."
 
 

@@ -238,6 +238,7 @@ def test_runs_that_differ_among_themselves_widen_the_interval(tmp_path: Path) ->
     verdict, comparison = gated(kept, tmp_path, Knobs(slow=1.4), seed=9)
     assert verdict.status == "ready"
     assert {row["verdict"] for row in comparison.record["speed"]} == {"straddles"}
+    assert "is not decided" in comparison.record["sentence"]
     assert gated(kept, tmp_path, Knobs(slow=1.9), seed=9, name="third")[0].status == "not_ready"
 
 
