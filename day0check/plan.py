@@ -17,7 +17,7 @@ from day0check.types import NotRun, RunCase
 from reference.config import ModelConfig
 
 if TYPE_CHECKING:
-    from day0check.checks.extra_runs import ExtraRun
+    from day0check.checks.invariants.extra_runs import ExtraRun
 
 GIB = float(1 << 30)
 
@@ -241,7 +241,7 @@ def _further_runs(config: ModelConfig, case: RunCase) -> tuple[ExtraRun, ...]:
     if not case.checks:
         return ()
     from day0check.checks import extra_runs_of
-    from day0check.checks.extra_runs import predicted
+    from day0check.checks.invariants.extra_runs import predicted
 
     return extra_runs_of(case, predicted(case), config)
 

@@ -7,43 +7,25 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from day0check.checks import (
-    aborted,
-    alone_equals_batched,
     candidate,
     capture,
-    causality,
     choose,
-    chunked_equals_one_shot,
     compute,
     cost,
     coverage,
-    decode_equals_prefill,
     exact,
-    experts_once,
-    images_alone,
-    isolation,
     logits,
-    mixed_steps,
     move,
-    offloaded,
-    padded,
     parameters,
-    poisoned_memory,
-    preempted,
     profile,
     propagated,
     ranks,
-    reordered,
     repeat,
-    repeated,
-    residual_bank,
-    slot_reuse,
-    spliced,
-    warm_prefix,
     weights,
 )
 from day0check.checks.evidence import Answer, Evidence, answer, read_evidence
-from day0check.checks.extra_runs import ExtraRun
+from day0check.checks.invariants import INVARIANTS
+from day0check.checks.invariants.extra_runs import ExtraRun
 from day0check.types import Outputs, RunCase
 
 if TYPE_CHECKING:
@@ -61,29 +43,8 @@ CHECKS: dict[str, ModuleType] = {
     "logits": logits,
     "repeat": repeat,
 }
-# asked where the [expect] of a case names them: they compare further runs of the candidate with the judged one
-INVARIANTS: dict[str, ModuleType] = {
-    "decode_equals_prefill": decode_equals_prefill,
-    "chunked_equals_one_shot": chunked_equals_one_shot,
-    "alone_equals_batched": alone_equals_batched,
-    "reordered": reordered,
-    "mixed_steps": mixed_steps,
-    "padded": padded,
-    "preempted": preempted,
-    "offloaded": offloaded,
-    "warm_prefix": warm_prefix,
-    "aborted": aborted,
-    "causality": causality,
-    "isolation": isolation,
-    "slot_reuse": slot_reuse,
-    "poisoned_memory": poisoned_memory,
-    "repeated": repeated,
-    "cost": cost,
-    "residual_bank": residual_bank,
-    "experts_once": experts_once,
-    "images_alone": images_alone,
-    "spliced": spliced,
-}
+# asked where the [expect] of a case names them, of a measurement that the worker makes after the judged run
+MEASURED: dict[str, ModuleType] = {"cost": cost}
 MODEL_CHECKS: dict[str, ModuleType] = {"weights": weights}  # asked of the checkpoint, before anything runs on it
 # asked once, about all cases of a run together
 RUN_CHECKS: dict[str, ModuleType] = {"coverage": coverage, "profile": profile, "ranks": ranks}
@@ -92,6 +53,7 @@ _OPERATOR_CHECKS = ("candidate", "exact", "move", "choose", "compute")
 __all__ = [
     "CHECKS",
     "INVARIANTS",
+    "MEASURED",
     "MODEL_CHECKS",
     "RUN_CHECKS",
     "Answer",
@@ -118,7 +80,7 @@ def _applies(name: str, config: ModelConfig | None) -> bool:
 
 def judge_case(evidence: Evidence) -> tuple[Answer, ...]:
     """The answers of all checks of the case, in order of accusation; one that does not exist is not run, and named."""
-    known = CHECKS | INVARIANTS
+    known = CHECKS | INVARIANTS | MEASURED
     return tuple(
         known[name].judge(evidence)
         if name in known

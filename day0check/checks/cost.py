@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from day0check.checks.evidence import Answer, Evidence, answer, answer_from
-from day0check.checks.extra_runs import ExtraRun
 from day0check.compare.cost import Costs, judge_costs
-from day0check.types import Finding, Measure, Outputs, RunCase, finding_id
-
-if TYPE_CHECKING:
-    from reference.config import ModelConfig
+from day0check.types import Finding, Measure, finding_id
 
 QUESTION = "Do memory, work and time grow with length and batch as the operators' cost models say?"
 NAME = "cost"
-
-
-def runs(case: RunCase, outputs: Outputs, config: ModelConfig) -> tuple[ExtraRun, ...]:
-    """None that is compared: the sweep is a measurement of its own (`worker/costs.py`)."""
-    return ()
 
 
 def judge(evidence: Evidence) -> Answer:

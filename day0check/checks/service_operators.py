@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from day0check.checks.endpoint_answer import answered, found
+from day0check.checks.endpoint.answer import answered, found
 from day0check.checks.evidence import Answer
 from day0check.types import Finding, Measure
 

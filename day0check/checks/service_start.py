@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from day0check.checks.endpoint_answer import answered, found
+from day0check.checks.endpoint.answer import answered, found
 from day0check.checks.evidence import Answer
 
 QUESTION = "Does the server start, answer as soon as it calls itself ready, and end when it is told to?"

@@ -245,7 +245,7 @@ def plan_of(wanted: Wanted, model: Model | None) -> Plan:
 
 
 def _model_record(observed: Observed, model: Model | None) -> dict[str, Any]:
-    from day0check.checks.endpoint_parameters import classify
+    from day0check.checks.endpoint.parameters import classify
 
     record: dict[str, Any] = {
         "name": observed.model or "unknown",
@@ -261,7 +261,7 @@ def _model_record(observed: Observed, model: Model | None) -> dict[str, Any]:
 
 def _unreferenced(model: Model | None) -> Iterator[Finding]:
     """Without a reference the page must say what was not looked at."""
-    from day0check.checks.endpoint_answer import found
+    from day0check.checks.endpoint.answer import found
 
     if model is None:
         text = "no reference was given: the endpoint's answers were held against its own answers only"

@@ -43,11 +43,19 @@ def _presets() -> list[Row]:
 
 
 def _checks() -> list[Row]:
-    from day0check.checks import CHECKS, INVARIANTS, MODEL_CHECKS, RUN_CHECKS, service_operators, service_start
+    from day0check.checks import (
+        CHECKS,
+        INVARIANTS,
+        MEASURED,
+        MODEL_CHECKS,
+        RUN_CHECKS,
+        service_operators,
+        service_start,
+    )
     from day0check.checks.endpoint import ENDPOINT_CHECKS
 
     service = {module.NAME: module for module in (service_start, service_operators)} | ENDPOINT_CHECKS
-    every = MODEL_CHECKS | CHECKS | INVARIANTS | RUN_CHECKS | service
+    every = MODEL_CHECKS | CHECKS | INVARIANTS | MEASURED | RUN_CHECKS | service
     return [(name, module.QUESTION) for name, module in every.items()]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from day0check.checks import service_operators, service_start
 from day0check.checks.endpoint import CASE, endpoint_checks_of, judge_endpoint
-from day0check.checks.endpoint_interference import Row, further_rows, most_at_once, rows
+from day0check.checks.endpoint.interference import Row, further_rows, most_at_once, rows
 from day0check.checks.evidence import Answer
 from day0check.contracts.profiles import profile_named
 from day0check.load.client import Limits, Target, target_of

@@ -20,7 +20,7 @@ import torch
 
 from day0check.checks import extra_runs_of
 from day0check.checks.evidence import EXTRA
-from day0check.checks.extra_runs import ExtraRun
+from day0check.checks.invariants.extra_runs import ExtraRun
 from day0check.compare.experts_law import experts_law
 from day0check.compare.lent_rows import LentRows
 from day0check.compare.noise_book import FILE, NoiseBook

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 from mock_endpoint import BENIGN, FAULTS, Endpoint, serving
 
-from day0check.checks import endpoint_needle
 from day0check.checks.endpoint import ENDPOINT_CHECKS, endpoint_checks_of, judge_endpoint
-from day0check.checks.endpoint_parameters import classify
+from day0check.checks.endpoint import needle as needle_check
+from day0check.checks.endpoint.parameters import classify
 from day0check.checks.evidence import Answer
 from day0check.load.client import Limits, target_of
 from day0check.load.observe import Seen, observe
@@ -169,7 +169,7 @@ def test_needles_that_are_found_everywhere_raise_nothing() -> None:
     assert answer.outcome.status == "passed", answer.outcome.summary
     assert answer.outcome.summary.count("0 of 8 lost") == 3
     blind = Observed("m", "chat", ("needle",), done=("needle",))
-    assert endpoint_needle.judge(blind).outcome.status == "not_run"
+    assert needle_check.judge(blind).outcome.status == "not_run"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_needles_that_are_found_everywhere_raise_nothing() -> None:
 )
 def test_the_interval_of_a_share(hits: int, total: int, low: float, high: float) -> None:
     """Would catch an interval that promises more than its few samples: figures of Wilson's formula in tables."""
-    assert endpoint_needle.wilson(hits, total) == pytest.approx((low, high), abs=0.001)
+    assert needle_check.wilson(hits, total) == pytest.approx((low, high), abs=0.001)
 
 
 def test_parameters_are_classified_and_never_by_status() -> None:

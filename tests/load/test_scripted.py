@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from day0check.checks import endpoint_protocol, endpoint_tools
+from day0check.checks.endpoint import protocol, tools
 from day0check.checks.evidence import Answer as Judged
 from day0check.load.observed import Observed
 from day0check.load.records import Answer, Exchange, Reply, ToolCall
@@ -32,7 +32,7 @@ def judged(changed: dict[str, Answer], *, ends: dict[int, Answer] | None = None)
         exchanges.append(exchange(f"script/{script.name}/whole", right(script)))
         exchanges.append(exchange(f"script/{script.name}/stream", changed.get(script.name, right(script))))
     exchanges += [exchange(f"end/{token}", answer) for token, answer in (ends or {}).items()]
-    return endpoint_tools.judge(Observed("m", "chat", ("tools",), done=("tools",), exchanges=tuple(exchanges)))
+    return tools.judge(Observed("m", "chat", ("tools",), done=("tools",), exchanges=tuple(exchanges)))
 
 
 def test_right_answers_raise_nothing() -> None:
@@ -93,8 +93,8 @@ def test_an_answer_that_goes_on_behind_its_end_is_told() -> None:
 def test_known_answers_that_did_not_come_are_not_passed() -> None:
     """Would catch a server that answers none of the scripts and passes."""
     silent = Observed("m", "chat", ("tools",), exchanges=(exchange("forced", Answer(text=PROBE, choices=1)),))
-    assert endpoint_tools.judge(silent).outcome.status == "not_run"
-    assert endpoint_tools.judge(Observed("m", "chat", ("tools",))).outcome.status == "not_run"
+    assert tools.judge(silent).outcome.status == "not_run"
+    assert tools.judge(Observed("m", "chat", ("tools",))).outcome.status == "not_run"
 
 
 @pytest.mark.parametrize(("ends", "blamed"), [((70, 95), False), ((10, 40), True), ((), True)])
@@ -106,5 +106,5 @@ def test_a_request_that_waits_its_turn_is_not_forgotten(ends: tuple[int, ...], b
         for i, end in enumerate(ends)
     ]
     observed = Observed("m", "chat", ("interference",), exchanges=(silent, *others))
-    patterns = {f.evidence["pattern"] for f in endpoint_protocol.judge(observed).findings}
+    patterns = {f.evidence["pattern"] for f in protocol.judge(observed).findings}
     assert ("stalled" in patterns) == blamed

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from day0check.checks.endpoint_oracle import judge
+from day0check.checks.endpoint.oracle import judge
 from day0check.compare.rounding import Rounder
 from day0check.compare.wire import WireAnswer, follow
 from day0check.contracts.profiles import PROFILES

@@ -14,7 +14,7 @@ from small_model import small_model
 
 from day0check.backends.accelerated import Accelerated
 from day0check.checks import INVARIANTS, Answer, read_evidence
-from day0check.checks.extra_runs import forced
+from day0check.checks.invariants.extra_runs import forced
 from day0check.compare.noise_book import NoiseBook
 from day0check.compare.propagated import compare_case
 from day0check.probe.capture import Capture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from day0check.checks import INVARIANTS, checks_of, extra_runs_of
-from day0check.checks.extra_runs import answered, as_prompt, edges, forced, other_words, predicted
+from day0check.checks.invariants.extra_runs import answered, as_prompt, edges, forced, other_words, predicted
 from day0check.types import Outputs, Request, RunCase, Schedule, Turn
 from reference.config import Index, Kda, Mla, ModelConfig, Moe, Residual, Tokens, Vision
 

@@ -8,8 +8,8 @@ import pytest
 
 from day0check.checks import INVARIANTS, Evidence, judge_case
 from day0check.checks.evidence import Extra
-from day0check.checks.extra_runs import ExtraRun
-from day0check.checks.invariant import judge_runs
+from day0check.checks.invariants.extra_runs import ExtraRun
+from day0check.checks.invariants.judging import judge_runs
 from day0check.compare.pairing import Pairing
 from day0check.compare.run_comparison import Computed, RunComparison, read_comparison, write_comparison
 from day0check.errors import InputError

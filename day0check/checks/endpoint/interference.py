@@ -1,0 +1,202 @@
+"""Requests beside each other: an answer may depend on its own prompt only, never on what else is in flight."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from day0check.checks.endpoint.answer import answered, found
+from day0check.checks.endpoint.compare import DELTA_LIMITS, OTHER_DELTA, Difference, difference, full_text
+from day0check.checks.endpoint.wire import differing_streams
+from day0check.checks.evidence import Answer
+from day0check.load.observed import Observed
+from day0check.load.records import Exchange
+from day0check.types import Finding
+
+QUESTION = "Does a request get the same answer beside others as alone, and nothing of theirs?"
+NAME = "endpoint.interference"
+FEWEST = 2
+_CANARY = re.compile(r"The password is ([a-z]{12})\.")
+BESIDE = "beside others"
+WAYS = {"warm prefix": ("prefix/cold", "prefix/warm"), "surge": ("surge/alone", "surge/together")}
+WORDS = {  # (pattern of a changed answer, how it was asked)
+    BESIDE: ("changed", "beside other requests than alone"),
+    "warm prefix": ("warm prefix", "the second time, when their prefix may come from a cache, than the first"),
+    "surge": ("surge", "among many long requests, when memory may run short, than alone"),
+}
+NOISES = 8.0  # a change within this many of the largest change between sequential repeats is their noise
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt: its sequential repeat and one of its answers beside others, both against the answer alone."""
+
+    prompt: str
+    label: str
+    repeat: Difference
+    beside: Difference
+
+
+def rows(observed: Observed) -> tuple[Row, ...]:
+    """The interference table: every answer beside others whose prompt was answered alone, twice."""
+    alone, again = observed.under("alone"), observed.under("again")
+    streams_differ = bool(differing_streams(observed)[0])
+    table = []
+    for key, exchange in observed.under("together").items():
+        prompt = key.partition("/")[2]
+        one, two = alone.get(prompt), again.get(prompt)
+        if one is None or two is None or not (one.good and two.good and exchange.good):
+            continue
+        if exchange.reply.streamed and streams_differ:
+            continue  # the check of the wire says so; others in flight are not to blame
+        repeat, beside = difference(one.answer, two.answer), difference(one.answer, exchange.answer)
+        table.append(Row(prompt, exchange.label, repeat, beside))
+    return tuple(table)
+
+
+def further_rows(observed: Observed, table: tuple[Row, ...]) -> dict[str, tuple[Row, ...]]:
+    """Rows of other ways to disturb an answer: a warm prefix against a cold one, a surge of long requests.
+
+    Their noise is that of the sequential repeats of `table`; where those are not steady nothing can be said.
+    """
+    if not table or not all(r.repeat.same_text for r in table):
+        return {}
+    usual = max((r.repeat for r in table), key=lambda repeat: repeat.delta or 0.0)
+    found: dict[str, tuple[Row, ...]] = {}
+    for way, (before, after) in WAYS.items():
+        first, then = observed.under(before), observed.under(after)
+        pairs = [(key, e, then[key]) for key, e in first.items() if e.good and key in then and then[key].good]
+        found[way] = tuple(Row(f"{way}/{k}", b.label, usual, difference(a.answer, b.answer)) for k, a, b in pairs)
+    return found
+
+
+def judge(observed: Observed) -> Answer:
+    """A changed answer is wrong where the choice was clear or log-probabilities moved more than precision and
+    sequential repeats explain; a tie that fell the other way is a warning."""
+    together = observed.under("together")
+    table = rows(observed)
+    findings = [*_leaks(observed), *_changed(table, observed, BESIDE)]
+    for way, members in further_rows(observed, table).items():
+        findings += _changed(members, observed, way)
+    overlap = most_at_once([e for e in together.values() if e.good])
+    not_run = ""
+    if len(table) < FEWEST:
+        busy = sum(e.reply.status in (429, 503) for e in together.values())
+        not_run = f"{len(table)} of {len(together)} prompts were answered alone and beside others, {busy} refused"
+    elif overlap < FEWEST:
+        not_run = "no two requests were in flight together, so nothing was beside anything"
+    summary = f"{len(table)} answers beside others are those alone, but for near-ties that are told; {_proof(observed)}"
+    return answered(NAME, findings, summary, not_run=not_run)
+
+
+def most_at_once(exchanges: list[Exchange]) -> int:
+    """The largest number of requests that were in flight at one moment, seen from here."""
+    edges = sorted([(e.reply.sent_ns, 1) for e in exchanges] + [(e.reply.end_ns, -1) for e in exchanges])
+    most = now = 0
+    for _, step in edges:
+        now += step
+        most = max(most, now)
+    return most
+
+
+def _leaks(observed: Observed) -> list[Finding]:
+    owners: dict[str, str] = {}
+    answers = [
+        e for e in observed.exchanges if e.label.partition("/")[0] in ("alone", "again", "together", "after_cancel")
+    ]
+    for e in answers:
+        match = _CANARY.search(json.dumps(e.asked))
+        if match:
+            owners.setdefault(match[1], e.label.rpartition("/")[2])
+    for e in answers:
+        text, own = full_text(e.answer), e.label.rpartition("/")[2]
+        for canary, owner in owners.items():
+            if owner != own and canary in text:
+                message = f"the answer {e.label!r} holds the password of prompt {owner}: one request reads another's"
+                return [found(NAME, "leak", message, label=e.label)]
+    return []
+
+
+def _changed(table: tuple[Row, ...], observed: Observed, way: str) -> list[Finding]:
+    noise = max((r.repeat.delta for r in table if r.repeat.delta is not None), default=0.0)
+    steady = [r for r in table if r.repeat.same_text]
+    limit = max(DELTA_LIMITS.get(observed.profile, OTHER_DELTA), NOISES * noise)
+    wrong = [r for r in steady if _wrong(r, observed.profile, limit)]
+    other = [r for r in steady if r not in wrong and not r.beside.same_text]
+    pattern, how = WORDS[way]
+    if wrong:
+        first = max(wrong, key=lambda r: (r.beside.delta or 0.0, r.beside.margin or 0.0))
+        message = (
+            f"{len({r.prompt for r in wrong})} prompts are answered otherwise {how}, more "
+            f"than rounding in {observed.profile} explains: {first.label!r} {_in_words(first.beside)}; "
+            f"sequential repeats {'are equal' if noise == 0 else f'move by {noise:.3g}'}"
+        )
+        return [_finding(pattern, message, first, wrong, limit)]
+    if not other:
+        return []
+    first = other[0]
+    known = first.beside.delta is not None
+    why = "at near-ties, as rounding can" if known else "and without log-probabilities ties cannot be told from faults"
+    message = (
+        f"{len({r.prompt for r in other})} prompts get other texts {how}, {why}: "
+        f"{first.label!r} {_in_words(first.beside)}"
+    )
+    name = "ties" if way == BESIDE else f"ties, {pattern}"
+    return [_finding(name, message, first, other, limit, severity="note" if known else "warning")]
+
+
+def _wrong(row: Row, profile: str, limit: float) -> bool:
+    delta = row.beside.delta
+    if delta is not None and delta > limit:
+        return True
+    if row.beside.same_text:
+        return False
+    if delta is not None and row.beside.at is None:
+        return True  # the same tokens cannot have two texts
+    if row.beside.margin is None:
+        return profile == "fp32" and delta is None  # in float32 with equal repeats a tie is too rare to assume one
+    return bool(row.beside.beyond(profile)) and row.beside.margin > limit / 2
+
+
+def _finding(pattern: str, message: str, first: Row, members: list[Row], limit: float, **more) -> Finding:  # type: ignore[no-untyped-def]
+    table = [
+        {"label": r.label, "token": r.beside.at, "margin": r.beside.margin, "delta_logprob": r.beside.delta}
+        for r in members
+    ]
+    return found(
+        NAME, pattern, message, label=first.label, value=first.beside.delta, limit=limit, rows=table[:32], **more
+    )
+
+
+def _in_words(beside: Difference) -> str:
+    parts = []
+    if beside.at is not None:
+        lead = f", where the choice was clear by {beside.margin:.3g} nats" if beside.margin is not None else ""
+        parts.append(f"differs from token {beside.at} on{lead}")
+    elif not beside.same_text:
+        parts.append(f"differs from character {beside.text_at} on")
+    if beside.delta is not None:
+        parts.append(f"|change of log-probability| up to {beside.delta:.3g}")
+    return ", ".join(parts) or "differs"
+
+
+def _proof(observed: Observed) -> str:
+    """What the endpoint's own counters say was exercised."""
+    if not observed.counter("after_together"):
+        return "it has no counters, so prefix hits and preemption are not shown to be exercised"
+    spans = {
+        "prefix hits": [
+            ("before_alone", "before_together"),
+            *((f"between_warm/{i}", f"after_warm/{i}") for i in range(2)),
+        ],
+        "preemptions": [("before_together", "after_together"), ("before_surge", "after_surge")],
+    }
+    cached = any(e.answer.usage and e.answer.usage.cached_tokens for e in observed.under("prefix/warm").values())
+    words = []
+    for name, pairs in spans.items():
+        key = name.replace(" ", "_")
+        grew = any(observed.counter(b).get(key, 0.0) > observed.counter(a).get(key, 0.0) for a, b in pairs)
+        grew = grew or (name == "prefix hits" and cached)
+        words.append(f"{name} {'exercised' if grew else 'not exercised'}")
+    return ", ".join(words)
