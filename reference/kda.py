@@ -94,7 +94,8 @@ def attention(
 
     q, k, g [rows, H, dk], v [rows, H, dv], beta [rows, H], state [batch, H, dk, dv], offsets int64 [batch + 1]
     -> o [rows, H, dv] in q's dtype, new state in at least float32. chunk None goes token by token; a number uses the
-    chunked form with that chunk size, equal in exact arithmetic.
+    chunked form with that chunk size, equal in exact arithmetic. The state is rounded at "state" before every chunk (or
+    token) but the first, and at "kept" where the call ends.
     """
     dk = q.shape[-1]
     wide_q, wide_k, wide_v, decay, rate, before = wide(q, k, v, g, beta, state)
@@ -103,10 +104,12 @@ def attention(
     after = before[longest_first]
     y = torch.zeros_like(wide_v)
     step = 1 if chunk is None else chunk
-    for rows, valid in _steps(offsets, longest_first, step):
+    for first, (rows, valid) in enumerate(_steps(offsets, longest_first, step)):
         active = rows.shape[0]
         parts = [t[rows].transpose(1, 2) for t in (wide_q, wide_k, wide_v, decay)]  # [active, H, length, ...]
         parts.append(rate[rows].transpose(1, 2)[..., None])
+        if first:
+            after[:active] = round("state", after[:active])
         if chunk is None:
             o, after[:active] = _one_token(*parts, after[:active])
         else:
@@ -115,7 +118,7 @@ def attention(
         y[rows[valid]] = o.transpose(1, 2)[valid]
     new_state = torch.empty_like(after)
     new_state[longest_first] = after
-    return round("out", y).to(q.dtype), new_state
+    return round("out", y).to(q.dtype), round("kept", new_state)
 
 
 def _steps(offsets: Tensor, longest_first: Tensor, step: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 DTYPES = {"bf16": torch.bfloat16, "eager-bf16": torch.bfloat16, "fp32": torch.float32}
 QUANTISING = {"fp8-activations": torch.bfloat16}  # what lies between the linears
-CACHING = {"fp8-cache": torch.bfloat16}  # everything but what the caches keep
-FP8_CACHE = Formats(kv="fp8", index="fp8")
+CACHING = {"fp8-cache": torch.bfloat16, "bf16-states": torch.bfloat16}  # everything but what the caches keep
+CACHES = {"fp8-cache": Formats(kv="fp8", index="fp8"), "bf16-states": Formats(state="bfloat16")}
 
 
 class Accelerated:
@@ -73,7 +73,7 @@ class Accelerated:
             device=find_device(device),
             layouts=self._operators.layouts,
             ranks=self.ranks(layout),
-            formats=self.formats or (FP8_CACHE if profile in CACHING else None),
+            formats=self.formats or CACHES.get(profile),
         )
 
     def run(self, requests: tuple[Request, ...], schedule: Schedule, recorder: Recorder) -> Outputs:

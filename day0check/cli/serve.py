@@ -25,7 +25,7 @@ MIB = 1 << 20
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option("--api-key", envvar="DAY0CHECK_API_KEY", metavar="KEY", help="Asked for on /v1, as a bearer token.")
 @click.option("--device", default="cpu", show_default=True, help="As torch names it.")
-@click.option("--profile", default="bf16", show_default=True, help="bf16, fp8-cache or fp32.")
+@click.option("--profile", default="bf16", show_default=True, help="bf16, fp8-cache, bf16-states or fp32.")
 @click.option("--ops", metavar="FILE.py", help="Operators that replace those of the engine.")
 @click.option("--scheduler", metavar="FILE.py:NAME", help="A subclass of the server's scheduler, in its place.")
 @click.option("--judge", type=click.Path(path_type=Path), metavar="FILE", help="Replay the serve operators; kept here.")
@@ -87,7 +87,7 @@ def make_service(given: dict[str, Any]) -> Any:
     from day0check.accelerated.server.images import ImageLimits
     from day0check.accelerated.server.live import Live
     from day0check.accelerated.server.metrics import Metrics
-    from day0check.backends.accelerated import CACHING, DTYPES, FP8_CACHE, find_device
+    from day0check.backends.accelerated import CACHES, CACHING, DTYPES, find_device
     from day0check.backends.loader import find_subclass, lay_over, read_operators
     from day0check.cli.resolve import find_model
     from day0check.probe.registry import Operators
@@ -118,7 +118,7 @@ def make_service(given: dict[str, Any]) -> Any:
             snapshot_blocks=given["snapshot_blocks"],
             cache_bytes=given["cache_bytes"],
             host_bytes=given["host_bytes"] or 0,
-            formats=FP8_CACHE if given["profile"] in CACHING else Formats(),
+            formats=CACHES.get(given["profile"], Formats()),
         ),
         operators,
         Metrics(name),

@@ -34,6 +34,7 @@ BEFORE_A_MATRIX = {
     "kda.output": ("gated", "weight", ()),
 }
 PAYLOADS = ("w1", "w3", "w2")
+FEEDS_BACK = {"operands", "state"}  # points whose rounding a later row of the same request meets again
 SQUARED_ELEMENTS = 2**26  # of the matrix that `inner_variance` squares in float64
 LEAST_SAMPLES, MOST_REPLICATES = 32, 8  # rows times replicates behind a column of the noise map
 
@@ -111,9 +112,9 @@ def _judge_block(
         rows = len(results[0]) if results[0].dim() else 1
         for _ in range(_replicates(("x", *inner) if in_blocks else inner, rows)):
             used = replay if block is None else _quantised(replay, block, "random", generator)
-            replicates.append(used.run(Rounder(points, "random", generator, leave=("out",))))
+            replicates.append(used.run(Rounder(points, "random", generator, leave=contract.result_points())))
         internal = None if in_blocks else inner_variance(replay, points)
-        if "operands" in inner:  # a strongly decayed row is so small that float32 sums of the others show in it
+        if FEEDS_BACK & set(inner):  # a strongly decayed row is so small that float32 sums of the others show in it
             floors = float32_floor(replay, oracle, generator)
         else:
             floors = [simple_floor(o) for o in oracle if o.is_floating_point()]
@@ -121,7 +122,7 @@ def _judge_block(
         floors = float32_floor(replay, oracle, generator)
     judged, floor_at, groups = [], iter(floors), _groups(replay)
     plain = replay if block is None else _quantised(replay, block, "nearest", None)
-    rounded = cache(lambda: plain.run(Rounder(points, "nearest", leave=("out",))))
+    rounded = cache(lambda: plain.run(Rounder(points, "nearest", leave=contract.result_points())))
     changes = {d.argument: cache(partial(_change, replay, oracle, d.argument)) for d in contract.directions}
     for i, (result, spec) in enumerate(zip(results, contract.results, strict=True)):
         if not oracle[i].is_floating_point():
@@ -131,7 +132,7 @@ def _judge_block(
         expected = Expected(
             oracle[i],
             next(floor_at),
-            _rounded_to(profile, spec.dtype),
+            profile.rounding_of(contract.name, spec),
             tuple(r[i] for r in replicates) if own else (),  # a result that no inner point reaches has one rounding
             internal,
             nearest=lambda i=i: rounded()[i],
@@ -140,7 +141,7 @@ def _judge_block(
                 for d in contract.directions
             ),
             groups=groups,
-            coupled="operands" in inner,
+            coupled=bool(FEEDS_BACK & set(inner)),
         )
         mask = keep if spec.rows == "rows" and keep is not None and len(keep) == len(result) else None
         judgement = judge_result(result, expected, keep=mask, thorough=thorough)
@@ -173,15 +174,10 @@ def _of_result(changes: Callable[[], tuple[torch.Tensor, ...] | None], result: i
     return None if found is None else found[result]
 
 
-def _rounded_to(profile: Profile, contract_dtype: str) -> str | None:
-    dtype = profile.dtype_of(contract_dtype)
-    return None if dtype == "float32" else dtype
-
-
 def _replicates(inner: tuple[str, ...], rows: int) -> int:
     """How many replicates: two where a formula knows the variance, four for several inner points, more where one
     rounding moves a whole row, and more for few rows, to fill the noise map."""
-    least = 16 if {"operands", "s", "x"} & set(inner) else 2 if len(inner) == 1 else 4
+    least = 16 if {*FEEDS_BACK, "s", "x"} & set(inner) else 2 if len(inner) == 1 else 4
     return max(least, min(MOST_REPLICATES, -(-LEAST_SAMPLES // max(1, rows))))
 
 

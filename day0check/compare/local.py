@@ -22,10 +22,11 @@ from day0check.compare.owned_pools import logical
 from day0check.compare.pooling import Seen, copied, held, joined, signature
 from day0check.compare.quantise import judge_calibrated, judge_quantiser
 from day0check.compare.replay import Replay, named
+from day0check.compare.rounding import dtype_name
 from day0check.compare.row_digest import hexadecimal, plain_weights, row_weights, weighted_sum
 from day0check.contracts import CONTRACTS
 from day0check.contracts.contract import Contract
-from day0check.contracts.profiles import FP8_CACHES, Profile, quantiser_profile
+from day0check.contracts.profiles import FP8_CACHES, STATES, Profile, quantiser_profile
 from day0check.probe.recorder import Call, Observer
 from day0check.probe.rows import PADDING, RowMap
 from day0check.types import Measure
@@ -211,7 +212,7 @@ class Judge(Observer):
     ) -> list[Judgement]:
         contract = replay.contract
         if contract.mutates:
-            return judge_write(replay)
+            return [self._kept_as_claimed(tally, replay, j) for j in judge_write(replay)]
         if contract.name == "quantise.rows":
             return [self._as_claimed(tally, j) for j in judge_quantiser(replay.arguments["x"], results)]
         if contract.name == "kv.quantise":
@@ -244,11 +245,22 @@ class Judge(Observer):
         message = (
             f"{what} quantised, which profile {self.profile.name} does not claim; consistent with profile {fitting}"
         )
-        kept = {
-            "statistics": judgement.statistics | {"unclaimed": 1.0},
-            "limits": judgement.limits | {"unclaimed": 0.0},
-        }
-        return replace(judgement, failing="unclaimed", row=0, pattern="another profile", message=message, **kept)
+        return _unclaimed(judgement, message)
+
+    def _kept_as_claimed(self, tally: _Tally, replay: Replay, judgement: Judgement) -> Judgement:
+        """A state written into narrower memory is rounded there: right in its bytes, and a finding where unclaimed."""
+        if tally.operator != "state.store" or tally.tap.startswith("operators.") or not judgement.passed:
+            return judgement
+        memory, value = replay.arguments["pool"].dtype, replay.arguments["value"].dtype
+        site = tally.tap.rpartition(".")[2]
+        claimed = self.profile.points_of("kda.attention").get("kept") if site == "kda" else None
+        if memory.itemsize >= value.itemsize or claimed == dtype_name(memory):
+            return judgement
+        message = (
+            f"states of {dtype_name(value)} are kept in {dtype_name(memory)}, which profile {self.profile.name} does "
+            f"not claim" + (f"; consistent with profile {STATES}" if (site, memory) == ("kda", torch.bfloat16) else "")
+        )
+        return _unclaimed(judgement, message)
 
     def _draw(self, tally: _Tally, order: int) -> int:
         text = f"{self.seed}/{tally.tap}/{tally.phase}/{order}"
@@ -281,6 +293,15 @@ class Judge(Observer):
         if id(rows) not in self._weights:
             self._weights[id(rows)] = (rows, row_weights(rows))
         return self._weights[id(rows)][1]
+
+
+def _unclaimed(judgement: Judgement, message: str) -> Judgement:
+    """A judgement that passed, as the finding that the profile claims nothing of the kind."""
+    kept = {
+        "statistics": judgement.statistics | {"unclaimed": 1.0},
+        "limits": judgement.limits | {"unclaimed": 0.0},
+    }
+    return replace(judgement, failing="unclaimed", row=0, pattern="another profile", message=message, **kept)
 
 
 def _uncovered(contract: Contract, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from scipy.special import stdtrit
 
+from day0check.compare import kept_states
 from day0check.compare.lockstep import run_together
 from day0check.compare.net_measures import CaseTable, layer_of
 from day0check.compare.net_noise import noise_map
@@ -201,6 +202,8 @@ class _MatchedRun(RequestRun):
     ) -> Any:
         if generator is not NEAREST:
             return super()._rounded(operator, function, args, kwargs, generator)
+        if operator == kept_states.OPERATOR and kept_states.claimed(self.profile):
+            function = kept_states.in_calls(function, self.kept_at)
         points, block = self.profile.points_of(operator), self.profile.inputs.get(operator)
         args = args if block is None else (round_blocks(args[0], block), *args[1:])
         return function(*args, **kwargs, **({"round": Rounder(points)} if points else {}))

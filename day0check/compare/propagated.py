@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from day0check.compare import kept_states
 from day0check.compare.locate import drafting_place
 from day0check.compare.lockstep import run_together
 from day0check.compare.net_measures import CaseTable
@@ -173,7 +174,15 @@ class RequestRun:
     def _rounded(
         self, operator: str, function: Callable, args: tuple, kwargs: dict, generator: torch.Generator | None
     ) -> Any:
+        if generator is not None and operator == kept_states.OPERATOR and kept_states.claimed(self.profile):
+            function = kept_states.in_calls(function, self.kept_at)
         return rounded(self.profile, operator, function, args, kwargs, generator)
+
+    @functools.cached_property
+    def kept_at(self) -> tuple[int, ...]:
+        """Behind which rows the states of the request were kept. A noise book also serves runs of other schedules: its
+        noise is that of the most that any does, a rounding behind every row."""
+        return () if self.book is not None else kept_states.ends_of_calls(self.snapshot, self.request.id)
 
     # ---------------------------------------------------------------------------------------------- meetings
 

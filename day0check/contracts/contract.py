@@ -32,12 +32,15 @@ class Arg:
 
 @dataclass(frozen=True)
 class Result:
-    """One result. `rows` says what its row is: "rows" (as the first argument), "pairs", "batch", "patches" or ""."""
+    """One result. `rows` says what its row is: "rows" (as the first argument), "pairs", "batch", "patches" or "".
+    `point`: the rounding point that is the rounding of this result; one other than "out" rounds only where a form
+    names it, whatever `dtype` says."""
 
     name: str
     shape: str
     dtype: str = "act"
     rows: str = "rows"
+    point: str = "out"
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,10 @@ class Contract:
     sites: tuple[str, ...] = ()
     directions: tuple[Direction, ...] = ()
     joined: bool = False
+
+    def result_points(self) -> tuple[str, ...]:
+        """The points that round a result; every other one lies inside."""
+        return tuple(dict.fromkeys(("out", *(result.point for result in self.results))))
 
     def function(self) -> Callable[..., Any]:
         """The reference function (imports torch)."""

@@ -39,7 +39,8 @@ CONTRACTS = (
     Contract(
         "kda.attention",
         "compute",
-        "gated delta rule with L2-normalised q, k and q scaled by dk^-1/2; o is read after the update; state float32",
+        "gated delta rule with L2-normalised q, k and q scaled by dk^-1/2; o is read after the update; state float32, "
+        "or kept in the activation type between calls where a form says so",
         (
             rows("q", "rows H dk"),
             rows("k", "rows H dk"),
@@ -50,13 +51,15 @@ CONTRACTS = (
             OFFSETS,
             static("chunk", optional=True),
         ),
-        (Result("y", "rows H dv"), Result("new_state", "batch H dk dv", "float32", rows="batch")),
+        (Result("y", "rows H dv"), Result("new_state", "batch H dk dv", "float32", rows="batch", point="kept")),
         "reference.kda:attention",
-        points=("operands", "out"),
+        points=("operands", "state", "kept", "out"),
         forms=(
             Form("recurrent", ("out",), "chunk is None"),
             Form("chunked", ("out",), "chunk size is part of the profile"),
+            Form("kept_bf16", ("kept", "out"), "float32 inside a call, the state in bf16 between calls"),
             Form("chunked_bf16", ("operands", "out"), "decayed q k, inverse, w u and V~ in bf16"),
+            Form("chunked_bf16_state", ("operands", "state", "kept", "out"), "and the state in bf16 after every chunk"),
         ),
         hard_inputs=("plain", "chunk_edge", "strong_decay", "beta_extremes", "long_state", "ragged"),
         directions=(Direction("beta", "beta"), Direction("g", "log decay g")),

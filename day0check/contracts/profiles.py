@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from day0check.contracts import CONTRACTS
-from day0check.contracts.contract import Contract
+from day0check.contracts.contract import Contract, Result
 from day0check.errors import UsageError
 
 
@@ -39,8 +39,16 @@ class Profile:
         return self.points.get(operator, {})
 
     def inner_points(self, operator: str) -> tuple[str, ...]:
-        """The points before the result: those whose noise needs replicates."""
-        return tuple(p for p in self.points_of(operator) if p != "out")
+        """The points before the results: those whose noise needs replicates."""
+        own = CONTRACTS[operator].result_points() if operator in CONTRACTS else ("out",)
+        return tuple(p for p in self.points_of(operator) if p not in own)
+
+    def rounding_of(self, operator: str, result: Result) -> str | None:
+        """The dtype name to which a result is rounded, None where it keeps the precision of float32 sums."""
+        if result.point != "out":
+            return self.points_of(operator).get(result.point)
+        dtype = self.dtype_of(result.dtype)
+        return None if dtype == "float32" else dtype
 
     def dtype_of(self, contract_dtype: str) -> str:
         """The dtype name behind a contract's dtype."""
@@ -112,6 +120,9 @@ CACHED = "fp8-cache"
 # What an FP8 cache keeps as codes: latents (not their rope part) and index keys with scales per 128 of them, and latent
 # rows with one calibrated scale, whose codes are at least as coarse.
 FP8_CACHES = ("kv.record", "index.record", "kv.quantise")
+
+
+STATES = "bf16-states"  # KDA states kept in bfloat16 between calls, float32 inside them
 
 
 def quantiser_profile(site: str) -> tuple[str, str]:
@@ -239,6 +250,7 @@ PROFILES: dict[str, Profile] = {
     CACHED: replace(
         make_profile(CACHED, "bfloat16", FUSED_FORMS), inputs=MappingProxyType(dict.fromkeys(FP8_CACHES, FP8_BLOCKS))
     ),
+    STATES: make_profile(STATES, "bfloat16", {**FUSED_FORMS, "kda.attention": "kept_bf16"}),
     "fp32": make_profile("fp32", "float32", FUSED_FORMS),
 }
 

@@ -147,7 +147,7 @@ def _computed(
     name: str, index: int, candidate: torch.Tensor, exact: torch.Tensor, replay: Replay, profile: Profile, rows: str
 ) -> Result:
     """Noise: the roundings inside at random, the rounding of the result, and float32 sums; the bound follows."""
-    operator, dtype = replay.contract.name, str(candidate.dtype).removeprefix("torch.")
+    operator = replay.contract.name
     points = profile.points_of(operator)
     inner = {p: points[p] for p in profile.inner_points(operator)}
     variance = torch.zeros_like(exact)
@@ -157,7 +157,8 @@ def _computed(
         variance += (wide.run(Rounder(inner, "random", generator))[index] - exact).square() / REPLICATES
     float32 = (replay.wide(torch.float32).run()[index].double() - exact).square()
     floor = FLOOR * _by_row(float32).sqrt() + ulp(exact, "float32")
-    step = ulp(exact, dtype) if "out" in points else torch.zeros_like(exact)
+    rounding = profile.rounding_of(operator, replay.contract.results[index])
+    step = ulp(exact, rounding) if rounding is not None else torch.zeros_like(exact)
     inside = _by_row(variance) + floor.square()
     noise = (step.square() / 6 + inside).sqrt()
     bound = step / 2 + (floor if not inner else FLOOR * inside.sqrt())

@@ -105,10 +105,10 @@ def healthy(contract: Contract, arguments: dict[str, Any], profile: Profile, kin
         return Replay(contract, arguments).run()
     wide = Replay(contract, arguments).wide(torch.float64 if kind == "float64" else torch.float32)
     points = {} if kind == "last_only" else profile.points_of(contract.name)
-    results = wide.run(Rounder(points, leave=("out",)))
+    results = wide.run(Rounder(points, leave=contract.result_points()))
     return tuple(
-        round_nearest(y, "bfloat16").bfloat16() if spec.dtype == "act" else y.float() if y.is_floating_point() else y
-        for y, spec in zip(results, contract.results, strict=True)
+        y if not y.is_floating_point() else y.float() if to is None else round_nearest(y, to).to(getattr(torch, to))
+        for y, to in zip(results, (profile.rounding_of(contract.name, r) for r in contract.results), strict=True)
     )
 
 

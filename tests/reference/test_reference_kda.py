@@ -110,10 +110,11 @@ def test_attention_result_dtypes_points_and_rows_outside():
     seen = []
     note = lambda point, value: seen.append(point) or value  # noqa: E731
     kda.attention(q, **rest, round=note)
-    assert seen == ["out"]
+    assert seen == ["state", "state", "out", "kept"]  # before the second and the third token, and where the call ends
+    seen.clear()
     kda.attention(q, **rest, chunk=64, round=note)
-    assert set(seen[1:-1]) == {"operands"}
-    assert seen[-1] == "out"
+    assert set(seen[:-2]) == {"operands"}
+    assert seen[-2:] == ["out", "kept"]
     padded = kda.attention(q, **{**rest, "offsets": torch.tensor([0, 2, 4])}, chunk=4)[0]
     assert padded[4].abs().sum() == 0
 
