@@ -37,6 +37,7 @@ CLOSE = 1e-6  # relative: a setting may have been through float32
 _NAMED = 3
 
 STRANGER = "operator that the layer does not have"
+UNKNOWN = "operator with weights that the checkpoint does not have"
 CHOOSES = "choice that the layer does not make"
 
 Truth = dict[str, Recorded]
@@ -47,9 +48,9 @@ def compare_parameters(model: Any, profile: str, recorded: Iterable[Recorded]) -
 
     `model`: a checkpoint directory, or a `reference.weights.Checkpoint`.
     What differs is `pattern` "other setting: NAME" or "other weight: NAME", or STRANGER: an operator that the layer
-    does not have, with weights that are not of the layer; or CHOOSES, when the layer chooses where the model's does
-    not: then the operators that only feed this choice are told with it. Any other tap that the reference does not have
-    is not judged. Raises what reading the checkpoint raises.
+    does not have, with weights that are not of the layer (UNKNOWN: of no layer); or CHOOSES, when the layer chooses
+    where the model's does not: then the operators that only feed this choice, with weights of the checkpoint, are told
+    with it. Any other tap that the reference does not have is not judged. Raises what reading the checkpoint raises.
     """
     is_directory = isinstance(model, (str, Path))
     return compare_with(_source(str(model), _stamps(Path(model))) if is_directory else Source(model), profile, recorded)
@@ -62,8 +63,9 @@ def compare_with(source: Source, profile: str, recorded: Iterable[Recorded]) -> 
     rounds = profile_named(profile).act_dtype == "bfloat16"
     found: dict[tuple[str, str], list[_Comparison]] = {}
     for r in recorded:
+        stranger = _stranger(r, truth)
         found.setdefault((r.tap, r.phase), []).append(
-            _Comparison(r, truth.get(r.tap), source, rounds, stranger=_is_stranger(r, truth))
+            _Comparison(r, truth.get(r.tap), source, rounds, stranger=stranger)
         )
     measures = _with_their_choice([measure for comparisons in found.values() for measure in _joined(comparisons)])
     return sorted(measures, key=lambda m: (m.order, m.tap, m.phase))
@@ -153,20 +155,27 @@ class Source:
         return mxfp4_decode(packed, scale, dtype=torch.float32)
 
 
-def _is_stranger(recorded: Recorded, truth: Truth) -> bool:
-    """Whether a decoder layer chooses, or runs an operator with weights, where the model has neither the operator nor
-    the weights.
+def _stranger(recorded: Recorded, truth: Truth) -> str:
+    """CHOOSES, UNKNOWN or STRANGER where a decoder layer chooses, or runs an operator with weights, and the model's
+    layer has neither the operator nor the weights; else "".
 
     Another form of what the layer has is none: it works with the weights of the layer.
     """
     if recorded.layer is None or recorded.tap in truth or recorded.operator in BY_EXPERT:
-        return False
+        return ""
     if not recorded.weights and not _chooses(recorded.operator):
-        return False
+        return ""
     layer = [r for tap, r in truth.items() if tap.startswith(f"layers.{recorded.layer:02d}.")]
-    known = {weight.digest for r in layer for weight in r.weights.values()}
     ours = {weight.digest for weight in recorded.weights.values()}
-    return bool(layer) and recorded.operator not in {r.operator for r in layer} and not known & ours
+    if not layer or recorded.operator in {r.operator for r in layer} or _digests(layer) & ours:
+        return ""
+    if _chooses(recorded.operator):
+        return CHOOSES
+    return STRANGER if _digests(truth.values()) & ours else UNKNOWN
+
+
+def _digests(records: Iterable[Recorded]) -> set[str]:
+    return {weight.digest for r in records for weight in r.weights.values()}
 
 
 def _chooses(operator: str) -> bool:
@@ -175,7 +184,8 @@ def _chooses(operator: str) -> bool:
 
 def _with_their_choice(measures: list[Measure]) -> list[Measure]:
     """A choice that a layer does not make takes the blame for the strange operators of its phase and layer, which run
-    for its sake alone: they are named in its message, and its `order` is that of the first of them."""
+    for its sake alone: they are named in its message, and its `order` is that of the first of them. An operator whose
+    weights the checkpoint does not have answers for itself: something was called before it was loaded."""
     choices = {(m.layer, m.phase): m for m in measures if m.pattern == CHOOSES}
     parts = {key: [m for m in measures if m.pattern == STRANGER and (m.layer, m.phase) == key] for key in choices}
     kept = []
@@ -196,7 +206,7 @@ class _Comparison:
     """One record beside the truth: how many arguments were compared, and (pattern, sentence) of those that differ."""
 
     def __init__(
-        self, recorded: Recorded, true: Recorded | None, source: Source, rounds: bool, *, stranger: bool
+        self, recorded: Recorded, true: Recorded | None, source: Source, rounds: bool, *, stranger: str
     ) -> None:
         self.recorded, self.source, self.rounds = recorded, source, rounds
         self.compared = 0
@@ -210,14 +220,13 @@ class _Comparison:
                 self._experts(part, {part: "value"})
         turns_nothing = recorded.operator == "rope.apply" and recorded.settings.get("layout") == "none"
         self.unknown = true is None and not turns_nothing
-        if stranger and _chooses(recorded.operator):
+        if stranger == CHOOSES:
             text = f"layer {recorded.layer} makes a choice of its own, and the model makes no {recorded.operator} there"
             self.wrong.append((CHOOSES, text))
         elif stranger:
-            text = (
-                f"layer {recorded.layer} of the model has no {recorded.operator}, and its weights are not of this layer"
-            )
-            self.wrong.append((STRANGER, text))
+            whose = "not of this layer" if stranger == STRANGER else "nowhere in the checkpoint"
+            text = f"layer {recorded.layer} of the model has no {recorded.operator}, and its weights are {whose}"
+            self.wrong.append((stranger, text))
         if true is not None:
             self._settings(true)
             if recorded.operator != "moe.experts":

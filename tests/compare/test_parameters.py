@@ -14,7 +14,7 @@ from day0check.accelerated import layers
 from day0check.accelerated.engine import Engine
 from day0check.backends.accelerated import Accelerated
 from day0check.backends.reference import Reference
-from day0check.compare.checkpoint_parameters import CHOOSES, STRANGER, compare_parameters, same_setting
+from day0check.compare.checkpoint_parameters import CHOOSES, STRANGER, UNKNOWN, compare_parameters, same_setting
 from day0check.compare.parameters import NOT_COMPARED, KnownWeights, ParametersRecorder, Recorded, settings_of
 from day0check.compare.weight_digest import part_digests, value_digest
 from day0check.contracts import CONTRACTS
@@ -126,6 +126,22 @@ def test_a_choice_that_the_layer_does_not_make_takes_the_blame_for_what_feeds_it
     assert choice.message.endswith("what feeds it: dsa.index_query, dsa.index_weights")
     assert choice.statistics["different"] == 3
     assert (decode.operator, decode.phase, decode.pattern) == ("dsa.index_query", "decode", STRANGER)
+
+
+def test_an_operator_with_weights_that_were_never_loaded_answers_for_itself():
+    """Catches a choice that takes the blame for a projection whose weights no file holds: what comes first in the order
+    of execution is the call with those weights."""
+    made = {r.operator: r for r in recorded(loaded()) if r.tap.startswith("layers.03.dsa.") and r.phase == "prefill"}
+    chain = [
+        dataclasses.replace(made[o], tap=f"layers.05.{o}", layer=5)
+        for o in ("dsa.index_query", "dsa.index_weights", "dsa.select")
+    ]
+    noise = {n: dataclasses.replace(w, digest="f" * len(w.digest)) for n, w in chain[0].weights.items()}
+    query, choice = compare_parameters(DIRECTORY, "bf16", [dataclasses.replace(chain[0], weights=noise), *chain[1:]])
+    assert (query.operator, query.pattern, query.passed) == ("dsa.index_query", UNKNOWN, False)
+    assert query.message.endswith("its weights are nowhere in the checkpoint")
+    assert query.order < choice.order == chain[1].order
+    assert choice.message.endswith("what feeds it: dsa.index_weights")
 
 
 def test_another_eps_in_one_norm_is_named(monkeypatch):
