@@ -80,6 +80,8 @@ def merge_extra(ranks: Sequence[Path], into: Path) -> None:
         if tensors:
             write(target / "merged.safetensors", tensors)
         _write_lines(target / MANIFEST, manifest)
+        measures = merged_measures([Snapshot(folder).measures for folder in folders])
+        _write_lines(target / "measures.jsonl", [to_json(m) for m in measures])
         for name in ("run.json", "outputs.json"):
             _link(folders[0] / name, target / name)
 

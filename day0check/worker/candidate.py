@@ -120,7 +120,7 @@ class Candidate:
 
     def _observed(self, case: RunCase, directory: Path) -> RunRecord:
         reset_peak_rss()
-        observation = Observation(self.job, directory)
+        observation = Observation(self.job, case, directory)
         heartbeat = Heartbeat(directory / "heartbeat")
         recorder = Recorder(observation.observers, heartbeat)
         begin = time.perf_counter()

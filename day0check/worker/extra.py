@@ -25,6 +25,7 @@ from day0check.compare.experts_law import experts_law
 from day0check.compare.lent_rows import LentRows
 from day0check.compare.noise_book import FILE, NoiseBook
 from day0check.compare.run_comparison import Computed, RunComparison, file_name, write_comparison
+from day0check.compare.shadow import Shadow
 from day0check.compare.splice_law import splice_law
 from day0check.compare.two_runs import Compared, compare_runs
 from day0check.contracts import CONTRACTS
@@ -32,7 +33,7 @@ from day0check.errors import Unavailable
 from day0check.probe.capture import Capture
 from day0check.probe.heartbeat import Heartbeat
 from day0check.probe.recorder import Recorder
-from day0check.probe.records import RecordError, replace_json
+from day0check.probe.records import Lines, RecordError, replace_json
 from day0check.snapshot import Snapshot
 from day0check.types import Measure, Outputs, Request, RunCase, to_json
 from day0check.worker.observe import Guard
@@ -85,27 +86,35 @@ def _first(first: torch.Tensor, **_: Any) -> torch.Tensor:
 
 
 def _execute(run: ExtraRun, folder: Path, execute: Run, byte_cap: int) -> tuple[str, str]:
-    guard = Guard(Capture(folder, TRAVELLING | set(run.also), byte_cap=byte_cap))
+    lines = Lines(folder / "measures.jsonl")
+    capture = Capture(folder, TRAVELLING | set(run.also), byte_cap=byte_cap)
+    guards = (Guard(capture), Guard(Shadow(lambda measure: lines.write(to_json(measure)), run.requests)))
     heartbeat = Heartbeat(folder / "heartbeat")
-    recorder = Recorder((guard,), heartbeat)
+    recorder = Recorder(guards, heartbeat)
     try:
         with torch.no_grad():
             outputs = execute(run.requests, run.schedule, recorder)
         recorder.end_case()
-        if guard.fault is not None:
-            raise guard.fault
+        _raise_faults(guards)
     except RecordError:
         raise
     except (Exception, SystemExit) as error:
-        if guard.fault is not None:
-            raise guard.fault from error
+        _raise_faults(guards, error)
         traceback.print_exc()
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return ("unavailable" if isinstance(error, Unavailable) else "failed"), text
     finally:
         heartbeat.close()
+        lines.close()
     replace_json(folder / "outputs.json", to_json(outputs))
     return "finished", ""
+
+
+def _raise_faults(guards: Sequence[Guard], error: BaseException | None = None) -> None:
+    """Raises what an observer of ours raised, in case that the candidate caught it."""
+    for guard in guards:
+        if guard.fault is not None:
+            raise guard.fault from error
 
 
 # ----------------------------------------------------------------------------------------------------- the reference
@@ -132,6 +141,7 @@ def compare_extra(job: Job, case: RunCase, candidate: Snapshot, directory: Path,
             found = _compare(job, case, run, here, there, book)
         if run.law:
             found = _with_law(job, run, here, found)
+        found = _with_memory(here, found)
         write_comparison(directory / EXTRA, found)
         agreed += [folder] if all(m.passed for m in found.measures) and not found.missing else []
     for folder in agreed:  # the tensors of a run that agrees serve nobody any more
@@ -177,6 +187,13 @@ def _with_law(job: Job, run: ExtraRun, here: Snapshot, found: RunComparison) -> 
         measures, missing = splice_law(here, config, run.requests)
     rows = found.rows + sum(m.rows for m in measures)
     return replace(found, measures=(*measures, *found.measures), rows=rows, missing=missing or found.missing)
+
+
+def _with_memory(here: Snapshot, found: RunComparison) -> RunComparison:
+    """Adds what the shadow of the run's caches accuses, in front of what differs because of it."""
+    wrong = [m for m in here.measures if not m.passed and not m.not_judged]
+    others = min((m.order for m in found.measures if not m.passed), default=0)
+    return replace(found, measures=(*(replace(m, order=min(m.order, others - 1)) for m in wrong), *found.measures))
 
 
 def _in_its_place(here: Snapshot, measure: Measure) -> Measure:

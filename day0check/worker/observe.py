@@ -17,8 +17,8 @@ from day0check.probe.provenance import Provenance
 from day0check.probe.recorder import Call, Observer
 from day0check.probe.records import Lines, RecordError
 from day0check.probe.witness import Witness
-from day0check.types import Measure, to_json
-from day0check.worker.job import Job
+from day0check.types import Measure, RunCase, to_json
+from day0check.worker.job import Job, is_operator_case
 
 
 class Guard(Observer):
@@ -92,7 +92,7 @@ def known_weights() -> Any:
 class Observation:
     """The observers of one case and the files that they write into `directory`."""
 
-    def __init__(self, job: Job, directory: Path) -> None:
+    def __init__(self, job: Job, case: RunCase, directory: Path) -> None:
         self.measures = Lines(directory / "measures.jsonl")
         self.digests: Lines | None = None
         self.parameters: Lines | None = None
@@ -112,6 +112,7 @@ class Observation:
             from day0check.compare.local import Judge
             from day0check.compare.merge import EXCHANGES
             from day0check.compare.parameters import ParametersRecorder
+            from day0check.compare.shadow import Shadow
             from day0check.contracts.profiles import profile_named
 
             net = None if job.mode == "full" else {c.name for c in CONTRACTS.values() if c.net}
@@ -120,6 +121,8 @@ class Observation:
             parameters = ParametersRecorder(lambda found: self.parameters.write(to_json(found)), known_weights())
             judge = Judge(profile_named(job.profile), self._measure)
             observers += [self.provenance, parameters, judge, BankMemory(self._measure), self.capture]
+            if not is_operator_case(case):  # operators alone have memory of no request
+                observers.append(Shadow(self._measure, case.requests))
             if job.gated:
                 self.exchanges = Lines(directory / EXCHANGES)
                 observers += [Exchanges(lambda line: self.exchanges.write(line)), Flow(self.measures.write)]
