@@ -326,6 +326,8 @@ class Shadow(Observer):
         since its memory was given to it."""
         call, table, reads = read.call, read.table, self._of(read.call)
         reads.rows += len(read.slots)
+        if not len(read.slots):
+            return
         if not self._embedded or not bool(read.known.all()):
             reads.unknown = "the tokens of the rows that it reads are not known: nobody showed embed.tokens for them"
             return
