@@ -1,4 +1,5 @@
-"""Number formats, exact for every code (model.md 3): E2M1, E8M0, E4M3, MXFP4 (OCP MX v1.0), DeepSeek block FP8.
+"""Number formats, exact for every code (model.md 3): E2M1, E8M0, E4M3, MXFP4 (OCP MX v1.0), DeepSeek block FP8, INT4 in
+groups (compressed-tensors).
 
 K is the contraction (input) axis, always last. Decoding returns exactly the coded value in the dtype asked for, or
 raises; encoding rounds to nearest, ties to even, and saturates.
@@ -18,6 +19,9 @@ E8M0_NAN = 255
 E8M0_BIAS = 127
 MX_GROUP = 32
 FP8_BLOCK = 128
+INT4_GROUP = 32
+INT4_CODES = 8  # in a word of 32 bits
+_INT4_ZERO = 8  # the code of 0
 
 
 def e2m1_decode(codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -147,6 +151,31 @@ def block_fp8_decode(payload: Tensor, weight_scale_inv: Tensor, *, dtype: torch.
         )
     rows = torch.arange(payload.shape[0], device=payload.device) // FP8_BLOCK
     return fp8_columns_decode(payload, weight_scale_inv[rows], dtype=dtype)
+
+
+def int4_encode(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(packed int32 [N, K/8], scale bfloat16 [N, K/32]) of weight [N, K]: codes -8 to 7 to the nearest, ties to even,
+    with scale amax / 7.5 of each group of 32 columns, 1 for a group of zeros (compressed-tensors, symmetric).
+
+    Raises ValueError if K is no multiple of 32.
+    """
+    if weight.shape[-1] % INT4_GROUP:
+        raise ValueError(f"int4_encode: {weight.shape[-1]} columns are no multiple of {INT4_GROUP}")
+    groups = weight.float().unflatten(-1, (-1, INT4_GROUP))
+    amax = groups.abs().amax(-1)
+    scale = torch.where(amax > 0, amax / 7.5, 1.0).to(torch.bfloat16)
+    codes = (groups / scale.float()[..., None]).round().clamp(-8, 7) + _INT4_ZERO
+    return mxfp4_pack(codes.to(torch.uint8).flatten(-2)).contiguous().view(torch.int32), scale
+
+
+def int4_decode(packed: Tensor, scale: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(code - 8) times the scale of its group of 32 columns, in `dtype`: packed int32 [N, K/8], eight codes a word from
+    the low bits up, scale [N, K/32] -> [N, K]. Raises ValueError when the scales do not cover the codes."""
+    needed = (packed.shape[0], packed.shape[1] * INT4_CODES // INT4_GROUP)
+    if tuple(scale.shape) != needed or packed.shape[1] * INT4_CODES % INT4_GROUP:
+        raise ValueError(f"int4_decode: words {tuple(packed.shape)} need scales {needed}, not {tuple(scale.shape)}")
+    values = mxfp4_unpack(packed.contiguous().view(torch.uint8)).to(dtype) - _INT4_ZERO
+    return (values.unflatten(-1, (-1, INT4_GROUP)) * scale.to(dtype)[..., None]).flatten(-2)
 
 
 def e4m3_rows_encode(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ headers of all safetensors files and, only when asked, the scales of quantised w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from reference.coded import PACKED, SHAPE
 from reference.config import ModelConfig
 from reference.errors import CheckpointError
 from reference.families import read_config_and_rest
-from reference.families.parts import is_block_fp8
-from reference.formats import E8M0_NAN
+from reference.families.parts import is_block_fp8, is_int4
+from reference.formats import E8M0_NAN, INT4_CODES
 from reference.names import canonical_name
 from reference.tensors import with_stored_draft
 from reference.weights import INDEX, SINGLE, read_header, read_json
@@ -119,11 +120,11 @@ def _index(directory: Path, headers: dict[str, Header], damaged: dict[str, str])
 
 
 def declared_quantisation(config_json: dict[str, Any]) -> str:
-    """ "mxfp4", "block-fp8" or "" : what config.json, or its text_config, says of the weights."""
+    """ "mxfp4", "block-fp8", "int4" or "" : what config.json, or its text_config, says of the weights."""
     for part in (config_json, config_json.get("text_config") or {}):
         found = part.get("quantization_config")
         if isinstance(found, dict):
-            return "block-fp8" if is_block_fp8(found) else "mxfp4"
+            return "block-fp8" if is_block_fp8(found) else "int4" if is_int4(found) else "mxfp4"
     return ""
 
 
@@ -136,6 +137,27 @@ def declared_draft_layers(config_json: dict[str, Any]) -> int:
 def broken_scales(inventory: Inventory, stored: set[str]) -> Iterator[tuple[str, str, str]]:
     """(stored name, file, what) of every tensor of scales among `stored` with a value that is no scale: E8M0 byte 255
     (NaN), or a float that is not finite and above zero. Reads those tensors in blocks, one at a time."""
+    for name, file, scales in _slices(inventory, stored):
+        what = _broken_in(scales)
+        if what:
+            yield name, file, what
+
+
+def wrong_shapes(inventory: Inventory) -> Iterator[tuple[str, str, str]]:
+    """(stored name, file, what) of every tensor that states another shape than the INT4 words beside it hold."""
+    words = {name: shape for name, (_, dtype, shape) in inventory.sound.items() if dtype == "I32" and len(shape) == 2}
+    due = {
+        f"{name.removesuffix(PACKED)}{SHAPE}": [shape[0], shape[1] * INT4_CODES]
+        for name, shape in words.items()
+        if name.endswith(f".weight{PACKED}")
+    }
+    for name, file, stated in _slices(inventory, due.keys()):
+        if stated[:].tolist() != due[name]:
+            yield name, file, f"{stated[:].tolist()}, and the words beside it hold {due[name]} codes"
+
+
+def _slices(inventory: Inventory, stored: Collection[str]) -> Iterator[tuple[str, str, Any]]:
+    """(stored name, file, slice) of the tensors of these names that lie where the index puts them, file by file."""
     by_file: dict[str, list[str]] = {}
     for name, (file, _, _) in inventory.sound.items():
         if name in stored:
@@ -144,9 +166,7 @@ def broken_scales(inventory: Inventory, stored: set[str]) -> Iterator[tuple[str,
         try:
             with safe_open(str(inventory.directory / file), framework="pt", device="cpu") as opened:
                 for name in sorted(names):
-                    what = _broken_in(opened.get_slice(name))
-                    if what:
-                        yield name, file, what
+                    yield name, file, opened.get_slice(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"cannot be read: {error}", where=str(inventory.directory / file)) from error
 

@@ -333,6 +333,23 @@ def kimi_k3(name: str) -> JsonFiles:
     return files | {"preprocessor_config.json": {"media_proc_cfg": KIMI_MEDIA}}
 
 
+def kimi_k2_5_int4(name: str) -> JsonFiles:
+    """The same with routed experts in INT4, as released."""
+    files = kimi_k2_5(name)
+    files["config.json"]["text_config"]["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32},
+            }
+        },
+        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|(gate|up|down)_proj)$"],
+    }
+    return files
+
+
 _GLM_LAYERS = {"k": "linear_attention", "s": "indexed_attention"}
 FAMILY_PRESETS = {
     "tiny-deepseek-v3.2": deepseek_v32,
@@ -341,10 +358,12 @@ FAMILY_PRESETS = {
     "tiny-kimi-linear": kimi_linear,
     "tiny-glm-5.3": glm_5_3,
     "tiny-kimi-k2.5": kimi_k2_5,
+    "tiny-kimi-k2.5-int4": kimi_k2_5_int4,
     "tiny-kimi-k3": kimi_k3,
 }
 # What a family's release stores in another form than plain tensors: preset -> forms of `reference.storage`.
 FORMS: dict[str, tuple[Form, ...]] = {
     "tiny-deepseek-v3.2-fp8": ("block-fp8",),
+    "tiny-kimi-k2.5-int4": ("int4-experts",),
     "tiny-kimi-k3": ("padded-a-log",),
 }

@@ -15,8 +15,9 @@ from reference.tensors import Stored, expected_tensors
 BYTES = {"bfloat16": 2, "float32": 4, "uint8": 1}
 _VISION = ("vision_tower.", "mm_projector.", "visual.")
 _STATE_BYTES = 4  # of KDA: float32
-# Bytes a value: codes of 4 bits with an E8M0 byte for 32; codes of 8 bits with a float32 scale for 128 of a row; plain.
-EXPERT_FORMS = {"mxfp4": 0.5 + 1 / 32, "fp8": 1 + 4 / 128, "bf16": 2.0}
+# Bytes a value: codes of 4 bits with an E8M0 byte, or with a bfloat16 scale, for 32; codes of 8 bits with a float32
+# scale for 128 of a row; plain.
+EXPERT_FORMS = {"mxfp4": 0.5 + 1 / 32, "int4": 0.5 + 2 / 32, "fp8": 1 + 4 / 128, "bf16": 2.0}
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from reference.coded import BLOCK_FP8, GROUP_SCALES, INT4, SCALES, SHAPE, beside, scales_due, with_int4
 from reference.config import ModelConfig
 from reference.errors import CheckpointError
 from reference.families import read_config, read_config_and_rest
-from reference.formats import FP8_BLOCK, block_fp8_decode
+from reference.formats import block_fp8_decode, int4_decode
 from reference.names import canonical_name, stored_name, stored_shape
 from reference.packing import packed_parts, part_shapes, unpacked
 from reference.tensors import DRAFT_COPIES, Stored, expected_tensors, with_stored_draft
@@ -58,8 +59,6 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 PLAIN = ("BF16", "F16", "F32", "F64")  # dtypes whose values are the weights themselves
-BLOCK_FP8 = "F8_E4M3"  # with a float32 scale per block of 128 x 128 beside it
-SCALES = "_scale_inv"  # multiplied, whatever the name says (model.md 3)
 _DOWNLOAD_AGAIN = "the file is damaged or not a safetensors file: fetch it again"
 
 
@@ -69,7 +68,7 @@ class Entry:
 
     stored: str
     file: Path
-    dtype: str  # as safetensors spells it
+    dtype: str  # as safetensors spells it, `INT4` for a weight in words of codes
     shape: tuple[int, ...]
     rows: range | None = None  # of the stored tensor, where that holds several of the model's
 
@@ -99,11 +98,12 @@ class Checkpoint:
             self.config, self.unknown_keys = read_config_and_rest(read_json(where), **side)
         except CheckpointError as error:
             raise CheckpointError(error.what, where=f"{self.directory}: {error.where}", todo=error.todo) from error
-        self._entries = _with_parts(_entries(self.directory), self.config)
-        self.config = with_stored_draft(self.config, self._entries)
+        entries = _with_parts(_entries(self.directory), self.config)
+        self.config = with_stored_draft(self.config, entries)
         self._expected = expected_tensors(self.config)
+        self._entries = with_int4(entries, weights=self._expected)
         self._check()
-        scales = {f"{name}{SCALES}" for name in self._expected if self.is_block_fp8(name)}
+        scales = {other for name in self._expected for other in beside(name, self._entries[name])}
         copies = {f"layers.{len(self.config.layers)}.{name}" for name in DRAFT_COPIES if self.config.draft}
         self.unexpected = tuple(sorted(set(self._entries) - set(self._expected) - scales - copies))
 
@@ -123,9 +123,12 @@ class Checkpoint:
         return self._entries[name]
 
     def is_block_fp8(self, name: str) -> bool:
-        """Whether the weight of canonical `name` is stored as E4M3 with a scale per block. Decided by what is there:
-        declarations leave out linears that are not quantised (model.md 6.16)."""
+        """Whether the weight of canonical `name` is stored as E4M3 with a scale per block."""
         return name in self._entries and self._entries[name].dtype == BLOCK_FP8 and f"{name}{SCALES}" in self._entries
+
+    def is_int4(self, name: str) -> bool:
+        """Whether the weight of canonical `name` is stored as INT4 words with a scale per group of 32 columns."""
+        return name in self._entries and self._entries[name].dtype == INT4
 
     def stored(self, name: str) -> torch.Tensor:
         """The tensor of canonical `name` as the file holds it, padding and codes included, on the CPU. Of a matrix that
@@ -135,26 +138,44 @@ class Checkpoint:
         return tensor if entry.rows is None else unpacked(tensor, entry.rows)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor of canonical `name` as the model means it, on the CPU: as stored, but for two forms.
+        """The tensor of canonical `name` as the model means it, on the CPU: as stored, but for three forms.
 
-        `A_log` is cut to its active heads: released files pad it to the head width (model.md 6.7). A block FP8 weight
-        is code times scale in float32, rounded once to bfloat16: DeepSeek's own conversion, so that every engine that
-        converts on loading has the same bits. With power-of-two scales this is exact, with others within 2^-8. Raises
-        CheckpointError when a weight comes out NaN or infinite.
+        `A_log` is cut to its active heads: released files pad it to the head width (model.md 6.7). A weight in block
+        FP8 or INT4 is code times scale in float32, rounded once to bfloat16: DeepSeek's and compressed-tensors' own
+        conversions, so that every engine that converts on loading has the same bits. With power-of-two scales this is
+        exact, with others within 2^-8. Raises CheckpointError when a weight comes out NaN or infinite, or is of another
+        shape than the file says beside its codes.
         """
         tensor = self.stored(name)
         if name.endswith(".A_log"):
             return tensor.flatten()[: self._expected[name].shape[0]]
         if self.is_block_fp8(name):
-            decoded = block_fp8_decode(tensor, self.stored(f"{name}{SCALES}")).to(torch.bfloat16)
-            if not bool(torch.isfinite(decoded).all()):
-                raise CheckpointError(
-                    f"tensor {self.entry(name).stored!r} decodes to values that are not finite",
-                    where=str(self.entry(name).file),
-                    todo="a code is NaN or a scale is not finite: the checkpoint is damaged or was quantised wrongly",
-                )
-            return decoded
+            return self._finite(name, block_fp8_decode(tensor, self.stored(f"{name}{SCALES}")))
+        if self.is_int4(name):
+            self._check_int4_shape(name)
+            return self._finite(name, int4_decode(tensor, self.stored(f"{name}{GROUP_SCALES}")))
         return tensor
+
+    def _finite(self, name: str, decoded: torch.Tensor) -> torch.Tensor:
+        weight = decoded.to(torch.bfloat16)
+        if not bool(torch.isfinite(weight).all()):
+            raise CheckpointError(
+                f"tensor {self.entry(name).stored!r} decodes to values that are not finite",
+                where=str(self.entry(name).file),
+                todo="a code is NaN or a scale is not finite: the checkpoint is damaged or was quantised wrongly",
+            )
+        return weight
+
+    def _check_int4_shape(self, name: str) -> None:
+        entry = self.entry(name)
+        held = list(entry.shape)
+        stated = self.stored(f"{name}{SHAPE}").tolist() if f"{name}{SHAPE}" in self else held
+        if stated != held:
+            raise CheckpointError(
+                f"tensor {self.entry(f'{name}{SHAPE}').stored!r} says {stated}; the words hold {held} codes",
+                where=str(entry.file),
+                todo="the checkpoint was packed wrongly",
+            )
 
     def _check(self) -> None:
         for name, stored in self._expected.items():
@@ -170,28 +191,24 @@ class Checkpoint:
                     f"tensor {entry.stored!r} is {entry.dtype}; packed codes and scales are U8", where=str(entry.file)
                 )
             if stored.dtype != "uint8" and entry.dtype not in PLAIN:
-                self._check_block_fp8(name, entry)
+                self._check_coded(name, entry)
 
-    def _check_block_fp8(self, name: str, entry: Entry) -> None:
-        if not self.is_block_fp8(name):
+    def _check_coded(self, name: str, entry: Entry) -> None:
+        found = self._entries.get(next(iter(beside(name, entry)), ""))
+        if found is None:
             raise CheckpointError(
                 f"tensor {entry.stored!r} is {entry.dtype} without scales beside it",
                 where=str(entry.file),
-                todo=f"known: {', '.join(PLAIN)}, and F8_E4M3 with {entry.stored}{SCALES}",
+                todo=f"known: {', '.join(PLAIN)}, F8_E4M3 with NAME{SCALES}, words NAME_packed with NAME{GROUP_SCALES}",
             )
-        scales = self._entries[f"{name}{SCALES}"]
-        if (scales.dtype, scales.shape) != ("F32", block_scales_shape(entry.shape)):
+        dtypes, shape = scales_due(entry)
+        if found.dtype not in dtypes or found.shape != shape:
             raise CheckpointError(
-                f"tensor {scales.stored!r} is {scales.dtype} {list(scales.shape)}; {list(entry.shape)} weights need "
-                f"F32 {list(block_scales_shape(entry.shape))}",
-                where=str(scales.file),
-                todo="only blocks of 128 x 128 are read",
+                f"tensor {found.stored!r} is {found.dtype} {list(found.shape)}; {list(entry.shape)} weights need "
+                f"{' or '.join(dtypes)} {list(shape)}",
+                where=str(found.file),
+                todo="only blocks of 128 x 128 of FP8 and groups of 32 of INT4 are read",
             )
-
-
-def block_scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the scales of a block FP8 weight."""
-    return tuple(math.ceil(n / FP8_BLOCK) for n in shape)
 
 
 def fits(name: str, shape: tuple[int, ...], stored: Stored) -> bool:

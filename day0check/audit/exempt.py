@@ -12,23 +12,28 @@ from collections.abc import Iterator
 from typing import Any
 
 from day0check.audit.fault import Fault
+from reference.coded import BLOCK_FP8
 from reference.inventory import Inventory
-from reference.weights import BLOCK_FP8, DTYPES
+from reference.weights import DTYPES
 
 _KEYS = ("ignore", "modules_to_not_convert")
 _CODES = (".weight_packed", "_blocks")
+_TOWER = re.compile(r"^(model\.)?(vision_tower|mm_projector|visual)\.")
 _NO_LINEAR = re.compile(r"(^|\.)(embed_tokens|pos_emb)\.weight$|norm\d?\.weight$")
 
 
 def audit_exempt(inventory: Inventory) -> Iterator[Fault]:
     """A warning for codes of a module that the list exempts, a note for plain linears that it does not; nothing for a
-    configuration without a list, or with an empty one."""
+    configuration without a list, or with an empty one. A list in text_config says nothing of a vision tower."""
     entries = exempted(inventory.config_json)
     if not entries:
         return
+    whole_model = bool(exempted({**inventory.config_json, "text_config": None}))
     rules = tuple(_rule(entry) for entry in entries)
     for stored, (file, dtype, shape) in sorted(inventory.sound.items()):
         coded = stored.endswith(_CODES) or (stored.endswith(".weight") and dtype == BLOCK_FP8)
+        if not whole_model and _TOWER.search(stored):
+            continue
         if not coded and (not stored.endswith(".weight") or len(shape) != 2 or _NO_LINEAR.search(stored)):
             continue
         module = re.sub(r"(\.weight(_packed)?|_blocks)$", "", stored)

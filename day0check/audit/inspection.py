@@ -20,7 +20,7 @@ from day0check.audit.table import audit_table
 from day0check.errors import InputError
 from day0check.types import Finding, Severity, finding_id
 from reference.errors import CheckpointError
-from reference.inventory import Inventory, broken_scales, take_inventory
+from reference.inventory import Inventory, broken_scales, take_inventory, wrong_shapes
 from reference.names import canonical_name
 from reference.weights import read_tensor
 
@@ -152,10 +152,12 @@ def _scales(inventory: Inventory) -> Iterator[Fault]:
     scales = {
         stored
         for stored, (_, dtype, _) in inventory.sound.items()
-        if stored.endswith(("weight_scale", "weight_scale_inv")) and dtype in ("U8", "F32")
+        if stored.endswith(("weight_scale", "weight_scale_inv")) and dtype in ("U8", "F32", "BF16", "F16")
     }
     for stored, file, what in broken_scales(inventory, scales):
         yield Fault("scale is no number", stored, f"{stored} in {file} holds {what}", (file,))
+    for stored, file, what in wrong_shapes(inventory):
+        yield Fault("packed width", stored, f"{stored} in {file} says {what}", (file,))
 
 
 def _keys(inventory: Inventory) -> Iterator[Fault]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 from day0check.audit.draft import is_draft_copy
 from day0check.audit.fault import Fault
+from reference.coded import BLOCK_FP8, INT4, beside, scales_due, with_int4
 from reference.inventory import Inventory, declared_draft_layers, declared_quantisation
 from reference.names import stored_name
 from reference.packing import packed_parts, part_shapes
 from reference.tensors import Stored, expected_tensors
-from reference.weights import BLOCK_FP8, PLAIN, SCALES, block_scales_shape, fits
+from reference.weights import PLAIN, fits
 
 _SPELLED = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "uint8": "U8"}
 _BITS = {"BF16": 16, "F16": 16, "F32": 32, "F64": 64}
@@ -33,7 +34,7 @@ class Lying:
 def audit_table(inventory: Inventory) -> Iterator[Fault]:
     """Faults of single tensors, then of the quantisation as a whole. Tensors of lost files are not told again."""
     table = expected_tensors(inventory.config)
-    lying = _lying(inventory)
+    lying = with_int4(_lying(inventory), weights=table)
     gone = inventory.lost - set(lying)
     gone |= {part for name in gone for part in packed_parts(name, inventory.config)}
     contrary = tuple(_quantisation(inventory, lying, table, gone))
@@ -44,14 +45,14 @@ def audit_table(inventory: Inventory) -> Iterator[Fault]:
     for name, stored in table.items():
         found = lying.get(name)
         if found is not None:
-            yield from _form(found, stored, lying.get(f"{name}{SCALES}"), name, declared)
+            scales = next(iter(beside(name, found)), "")
+            yield from _form(found, stored, lying.get(scales), name, declared)
         elif name not in gone and name not in excused:
             spelled = _spelled(name, inventory)
             yield Fault("never written", spelled, f"{spelled} is in no shard: the parameter would never be written")
+    consumed = {other for name, found in lying.items() for other in beside(name, found)}
     for name, found in lying.items():
-        if name in table or name in excused or is_draft_copy(name, inventory):
-            continue
-        if not _scales_of_block_fp8(name, lying):
+        if name not in table and name not in excused | consumed and not is_draft_copy(name, inventory):
             yield _unconsumed(name, found, inventory)
 
 
@@ -70,11 +71,6 @@ def _spelled(name: str, inventory: Inventory) -> str:
     return stored_name(name, family=str(inventory.config_json["model_type"]))
 
 
-def _scales_of_block_fp8(name: str, lying: dict[str, Lying]) -> bool:
-    weight = lying.get(name.removesuffix(SCALES))
-    return name.endswith(SCALES) and weight is not None and weight.dtype == BLOCK_FP8
-
-
 # ------------------------------------------------------------------------------------------------------ one tensor
 
 
@@ -90,8 +86,8 @@ def _form(found: Lying, stored: Stored, scales: Lying | None, name: str, declare
         return
     if due == "U8":
         yield Fault("dtype", found.stored, f"{at} is {found.dtype}; packed codes and their scales are U8", files)
-    elif found.dtype == BLOCK_FP8:
-        yield from _block_fp8(found, scales)
+    elif found.dtype in (BLOCK_FP8, INT4):
+        yield from _coded(found, scales)
     elif found.dtype not in PLAIN:
         yield Fault("dtype", found.stored, f"{at} is {found.dtype}, of which no weight can be read", files)
     elif found.dtype != declared or due == "F32":
@@ -100,14 +96,18 @@ def _form(found: Lying, stored: Stored, scales: Lying | None, name: str, declare
         yield Fault("other float", found.stored, what, files, "note" if wider else "warning")
 
 
-def _block_fp8(found: Lying, scales: Lying | None) -> Iterator[Fault]:
+def _coded(found: Lying, scales: Lying | None) -> Iterator[Fault]:
     at = f"{found.stored} in {found.file}"
+    kind, end = ("INT4", "_scale") if found.dtype == INT4 else ("FP8", "_scale_inv")
     if scales is None:
-        what = f"{at} holds FP8 codes and there is no {found.stored}{SCALES}: the codes alone are other weights"
+        beside_it = f"{found.stored.removesuffix('_packed')}{end}"
+        what = f"{at} holds {kind} codes and there is no {beside_it}: the codes alone are other weights"
         yield Fault("codes without scales", found.stored, what, (found.file,))
-    elif scales.dtype != "F32" or scales.shape != block_scales_shape(found.shape):
-        due = list(block_scales_shape(found.shape))
-        what = f"{scales.stored} in {scales.file} is {scales.dtype} {list(scales.shape)}; {at} needs F32 {due}"
+        return
+    dtypes, shape = scales_due(found)
+    if scales.dtype not in dtypes or scales.shape != shape:
+        due = f"{' or '.join(dtypes)} {list(shape)}"
+        what = f"{scales.stored} in {scales.file} is {scales.dtype} {list(scales.shape)}; {at} needs {due}"
         yield Fault("scales do not cover", scales.stored, what, (found.file, scales.file))
 
 
@@ -145,7 +145,8 @@ def _quantisation(
     declared = declared_quantisation(inventory.config_json)
     present = {
         "mxfp4": next((found for name, found in lying.items() if name.endswith(_PACKED[0])), None),
-        "block-fp8": next((found for name, found in lying.items() if found.dtype == BLOCK_FP8), None),
+        "block-fp8": next((found for found in lying.values() if found.dtype == BLOCK_FP8), None),
+        "int4": next((found for found in lying.values() if found.dtype == INT4), None),
     }
     for method, found in present.items():
         if found is not None and declared != method:
@@ -153,7 +154,7 @@ def _quantisation(
                 f"{found.stored} in {found.file} is stored in {method}, and config.json declares no such quantisation"
             )
             yield Fault("quantised, undeclared", found.stored, what, (found.file, "config.json"), group=method)
-        wanted = method == "block-fp8" or any(name.endswith(_PACKED[0]) for name in set(table) - gone)
+        wanted = method != "mxfp4" or any(name.endswith(_PACKED[0]) for name in set(table) - gone)
         if found is None and declared == method and wanted:
             what = f"config.json declares {method} and no tensor is stored so"
             yield Fault("declared, not quantised", "quantization_config", what, ("config.json",), group=method)

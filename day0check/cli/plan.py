@@ -22,7 +22,8 @@ Row = tuple[str, str]
 @click.option("--json", "as_json", is_flag=True, help="Print numbers of bytes as one JSON document.")
 def plan(model: str, context: int | None, requests: int, rows: int, as_json: bool) -> None:
     """Say how many parameters a published family (or a checkpoint directory's config.json) has, and how many bytes its
-    weights in each form, its caches and the workspaces of a step take. No weights are needed.
+    weights in each form, its caches and the workspaces of a step take. No weights are needed. "As read" counts codes in
+    MXFP4 as they are and every other code as the bfloat16 weight that it is read as.
     """
     numbers = counted(model, context=context, requests=requests, rows=rows)
     if as_json:
@@ -87,7 +88,7 @@ def _weights(model: str, title: str, source: str, size: Any) -> dict[str, Any]:
         "source": source,
         "parameters": {k: counts[k] for k in ("total", "activated", "routed", "vision", "draft")},
         "tensors": size.tensors,
-        "weight_bytes": {"as configured": size.stored_bytes}
+        "weight_bytes": {"as read": size.stored_bytes}
         | ({f"experts in {form}": size.bytes_with_experts_in(form) for form in EXPERT_FORMS} if size.routed else {}),
     }
 

@@ -129,18 +129,20 @@ def must_be(text: Keys, key: str, *allowed: Any) -> None:
 
 
 def check_quantisation(*parts: Keys) -> None:
-    """Raises CheckpointError when a part declares quantised weights that are not DeepSeek's block FP8: read as they are
-    they would be other weights. Which linears are quantised the tensors say, not this declaration."""
+    """Raises CheckpointError when a part declares quantised weights that are neither DeepSeek's block FP8 nor INT4 in
+    groups of 32: read as they are they would be other weights. Which linears are quantised the tensors say, not this
+    declaration."""
     for part in parts:
         found = part.data.get("quantization_config")
-        if found is not None and not is_block_fp8(found):
+        if found is not None and not is_block_fp8(found) and not is_int4(found):
             method = (
                 found.get("fmt", found.get("format", found.get("quant_method"))) if isinstance(found, dict) else found
             )
             raise CheckpointError(
                 f"quantisation {method!r} of this family has no reader",
                 where=f"config.json: {part.path + '.' if part.path else ''}quantization_config",
-                todo="give the checkpoint with BF16 weights, or with fp8 in blocks of 128 x 128",
+                todo="give the checkpoint with BF16 weights, with fp8 in blocks of 128 x 128, or with int4 in groups "
+                "of 32 (pack-quantized, symmetric)",
             )
 
 
@@ -151,4 +153,23 @@ def is_block_fp8(quantisation: Any) -> bool:
         and quantisation.get("quant_method") == "fp8"
         and quantisation.get("fmt", "e4m3") == "e4m3"
         and quantisation.get("weight_block_size") == [128, 128]
+    )
+
+
+def is_int4(quantisation: Any) -> bool:
+    """Whether a `quantization_config` of compressed-tensors declares symmetric INT4 weights with a scale per group of
+    32 columns, and plain activations."""
+    if not isinstance(quantisation, dict) or quantisation.get("format") != "pack-quantized":
+        return False
+    groups = quantisation.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        return False
+    wanted = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    return all(
+        isinstance(group, dict)
+        and group.get("input_activations") is None
+        and isinstance(group.get("weights"), dict)
+        and wanted.items() <= group["weights"].items()
+        and group["weights"].get("actorder") is None
+        for group in groups.values()
     )

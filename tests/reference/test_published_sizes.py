@@ -109,6 +109,8 @@ def test_kimi_k2_5_has_every_tensor_of_its_release():
     rest = [math.prod(s.shape) for name, s in table.items() if ".experts." not in name]
     assert len(rest) + 3 * len(routed) == release.published["tensors"]
     assert sum(rest) + sum(n // 8 + n // 32 + 2 for n in routed) == release.published["stored_elements"]
+    size = size_of(release.config())
+    assert round(size.bytes_with_experts_in("int4") / 2**30) == 554  # as the files of the release, 554.3 GiB
 
 
 @pytest.mark.parametrize(

@@ -178,3 +178,37 @@ def test_block_fp8_encode_spans_the_range_and_keeps_zero_blocks():
         weight.abs() * 2.0**-4, scale.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :130] * 2.0**-10
     )
     assert bool(((decoded - weight).abs() <= step * 1.001).all())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**31))
+def test_int4_is_a_nibble_less_eight_times_the_scale_of_its_group(rows, groups, seed):
+    """Catches codes read from the high bits down, codes as two's complement, groups of another size, another order."""
+    generator = torch.Generator().manual_seed(seed)
+    packed = torch.randint(-(2**31), 2**31, (rows, 4 * groups), generator=generator).to(torch.int32)
+    scale = torch.rand(rows, groups, generator=generator).to(torch.bfloat16)
+    y = formats.int4_decode(packed, scale, dtype=F64)
+    for row in range(rows):
+        for column in range(32 * groups):
+            word = int(packed[row, column // 8]) % 2**32
+            code = word // 16 ** (column % 8) % 16
+            assert float(y[row, column]) == (code - 8) * float(scale[row, column // 32])
+
+
+def test_int4_encode_is_nearest_and_decodes_again():
+    """Catches a scale that does not span the group, truncation, and words in another order than the decoder's."""
+    weight = torch.randn(6, 96, generator=torch.Generator().manual_seed(3))
+    weight[2, 32:64] = 0
+    packed, scale = formats.int4_encode(weight)
+    assert (packed.dtype, packed.shape, scale.dtype, scale.shape) == (torch.int32, (6, 12), torch.bfloat16, (6, 3))
+    decoded, step = formats.int4_decode(packed, scale), scale.float().repeat_interleave(32, 1)
+    inside = weight.abs() <= 7 * step
+    assert bool(((decoded - weight).abs() <= step / 2)[inside].all())
+    assert bool(((decoded - weight).abs() <= step).all())  # the largest of a group may be cut by half a step more
+    assert bool((decoded[2, 32:64] == 0).all())
+    again, scale_again = formats.int4_encode(decoded)
+    assert bool((formats.int4_decode(again, scale_again) - decoded).abs().max() <= step.max())
+    with pytest.raises(ValueError, match="no multiple of 32"):
+        formats.int4_encode(weight[:, :40])
+    with pytest.raises(ValueError, match="need scales"):
+        formats.int4_decode(packed, scale[:, :2])

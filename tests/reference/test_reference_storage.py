@@ -25,10 +25,10 @@ def e4m3_value(byte: int) -> float:
     return sign * (mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
 
 
-def changed(directory, change):
-    """A copy of the FP8 preset in which `change` has altered the tensors of the shard that holds WIDE."""
-    copy = shutil.copytree(preset_dir(FP8), directory)
-    entry = Checkpoint(copy).entry(WIDE)
+def changed(directory, change, *, name=FP8, weight=WIDE):
+    """A copy of the preset in which `change` has altered the tensors of the shard that holds `weight`."""
+    copy = shutil.copytree(preset_dir(name), directory)
+    entry = Checkpoint(copy).entry(weight)
     tensors = load_file(entry.file)
     change(tensors, entry.stored)
     save_file(tensors, entry.file)
@@ -41,9 +41,9 @@ def changed(directory, change):
     return copy
 
 
-def refused(directory, *words):
+def refused(directory, *words, weight=WIDE):
     with pytest.raises(CheckpointError) as caught:
-        Checkpoint(directory).tensor(WIDE)
+        Checkpoint(directory).tensor(weight)
     for word in words:
         assert word in str(caught.value)
 
@@ -169,6 +169,37 @@ def test_other_families_in_block_fp8(tmp_path, name):
     assert checkpoint.is_block_fp8(expert)
     assert checkpoint.tensor(expert).dtype == torch.bfloat16
     assert not checkpoint.is_block_fp8("layers.4.block_sparse_moe.gate.weight")
+
+
+def test_int4_experts_are_the_plain_ones_to_half_a_step():
+    """Catches scales or shapes of another expert, a word order of our own, and a linear outside the experts in INT4."""
+    plain, coded = Checkpoint(preset_dir("tiny-kimi-k2.5")), Checkpoint(preset_dir("tiny-kimi-k2.5-int4"))
+    assert (coded.unexpected, coded.unknown_keys) == ((), ())
+    for name in plain.names():
+        due, got = plain.tensor(name).float(), coded.tensor(name).float()
+        assert coded.is_int4(name) == (".experts." in name)
+        if coded.is_int4(name):
+            step = coded.stored(f"{name}_scale").float().repeat_interleave(32, 1)
+            assert bool(((due - got).abs() <= 1.01 * step).all()), name
+            assert float((due - got).norm() / due.norm()) < 0.15, name
+        else:
+            assert torch.equal(due, got), name
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param(lambda t, n: t.pop(f"{n}_scale"), ["_packed", "without scales"], id="no scales"),
+        pytest.param(lambda t, n: t.update({f"{n}_scale": torch.ones(128, 1)}), ["[128, 1]", "[128, 2]"], id="groups"),
+        pytest.param(lambda t, n: t[f"{n}_scale"].fill_(float("inf")), ["not finite"], id="infinite"),
+        pytest.param(lambda t, n: t[f"{n}_shape"].fill_(64), ["_shape", "[64, 64]", "[128, 64]"], id="shape"),
+    ],
+)
+def test_int4_words_that_are_not_the_weight_are_refused(tmp_path, change, words):
+    """Catches codes read without their scales, and words that the file itself says hold another matrix."""
+    at = {"name": "tiny-kimi-k2.5-int4", "weight": "layers.2.block_sparse_moe.experts.5.w2.weight"}
+    copy = changed(tmp_path / "m", lambda tensors, n: change(tensors, n.removesuffix("_packed")), **at)
+    refused(copy, *words, weight=at["weight"])
 
 
 def test_forms_change_nothing_else():
