@@ -91,6 +91,15 @@ KIMI_MEDIA = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
+_YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 2048,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 _INDEXER = {"index_n_heads": 16, "index_head_dim": 32, "index_topk": 64}
 
 
@@ -100,18 +109,9 @@ def _files(config: dict[str, Any]) -> JsonFiles:
 
 def deepseek_v32(name: str) -> JsonFiles:
     """Grouped routing and YaRN from 2,048 positions, so that a long case passes the original context."""
-    scaling = {
-        "type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 2048,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-    }
     own = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
     architecture = {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"], "name": name}
-    return _files({**architecture, **_DEEPSEEK, **_INDEXER, **own, "rope_scaling": scaling})
+    return _files({**architecture, **_DEEPSEEK, **_INDEXER, **own, "rope_scaling": _YARN})
 
 
 def deepseek_v32_fp8(name: str) -> JsonFiles:
@@ -240,15 +240,6 @@ def glm_5_3(name: str) -> JsonFiles:
 
 def kimi_k2_5(name: str) -> JsonFiles:
     """Full latent attention under YaRN, a tower with LayerNorms and biases, a projector with the norm in front."""
-    scaling = {
-        "type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 2048,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-    }
     text = {
         **_DEEPSEEK,
         "model_type": "deepseek_v3",
@@ -259,7 +250,7 @@ def kimi_k2_5(name: str) -> JsonFiles:
         "rms_norm_eps": 1e-5,
         "rope_theta": 50000.0,
         "rope_interleave": True,
-        "rope_scaling": scaling,
+        "rope_scaling": _YARN,
     }
     vision = {
         "model_type": "kimi_k25_vision",
