@@ -139,7 +139,7 @@ def run(plan: RunPlan, progress: Callable[[Progress], None] = lambda _: None) ->
     prepare_out(plan.out)
     session = _Session(plan, progress)
     try:
-        with _terminate_as_interrupt():
+        with terminate_as_interrupt():
             session.run()
     except KeyboardInterrupt:
         kill_all(session.processes())
@@ -157,7 +157,7 @@ def run(plan: RunPlan, progress: Callable[[Progress], None] = lambda _: None) ->
 
 
 @contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
+def terminate_as_interrupt() -> Iterator[None]:
     """SIGTERM (a CI system's time limit) ends a run as Ctrl-C does; signals belong to the main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -74,7 +74,9 @@ class Commands(click.Group):
         except (click.exceptions.Exit, click.ClickException):
             raise
         except (KeyboardInterrupt, click.Abort):
-            refuse("interrupted; what was recorded until then is kept", INTERRUPTED)
+            out = ctx.meta.get(OUT_KEY)
+            where = f" in {out}" if out is not None and out.is_dir() else ""
+            refuse(f"interrupted; what was recorded until then is kept{where}", INTERRUPTED)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output went away
             ctx.exit(ExitCode.HARNESS)
