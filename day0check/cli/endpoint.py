@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -136,7 +137,15 @@ def endpoint(ctx: click.Context, out: Path | None, as_json: bool, **given: Any) 
     ctx.meta[OUT_KEY] = folder
     runner.prepare_out(folder)
     tell = (lambda _: None) if as_json else (lambda part: click.echo(f"endpoint: {part}", err=True))
-    deliver(run_and_judge(wanted, prepared, folder, tell), folder, as_json=as_json)
+    try:
+        with runner.terminate_as_interrupt():
+            verdict = run_and_judge(wanted, prepared, folder, tell)
+    except UsageError:
+        with contextlib.suppress(OSError):  # nothing was judged: an empty folder may be given again
+            (folder / "snapshots").rmdir()
+            folder.rmdir()
+        raise
+    deliver(verdict, folder, as_json=as_json)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ def target_of(url: str, api_key: str | None = None) -> Target:
 class _Seen:
     """What one attempt has seen so far; `reused`: it went out on a connection that was open before."""
 
+    began: asyncio.Event
     status: int = 0
     streamed: bool = False
     reused: bool = False
@@ -111,7 +112,7 @@ class Client:
 
     async def get(self, path: str) -> Reply:
         """The reply to GET `path`."""
-        return await self._send("GET", path, None, scheduled_ns=None, cut_after=None)
+        return await self._send("GET", path, None, scheduled_ns=None, cut_after=None, began=asyncio.Event())
 
     async def ask(
         self,
@@ -121,20 +122,32 @@ class Client:
         *,
         scheduled_ns: int | None = None,
         cut_after: int | None = None,
+        began: asyncio.Event | None = None,
     ) -> Exchange:
         """POSTs `asked` as JSON (bytes as they are) and reads the answer, streamed or not.
 
-        `cut_after`: closes the connection after this many chunks of the stream.
+        `cut_after`: closes the connection after this many chunks of the stream. `began`: set when the second read of
+        the body comes, or when the request has ended without one.
         """
-        reply = await self.post(path, asked, scheduled_ns=scheduled_ns, cut_after=cut_after)
+        reply = await self.post(path, asked, scheduled_ns=scheduled_ns, cut_after=cut_after, began=began)
         return Exchange(label, path, asked if isinstance(asked, dict) else {}, reply, read_answer(reply))
 
     async def post(
-        self, path: str, asked: Any, *, scheduled_ns: int | None = None, cut_after: int | None = None
+        self,
+        path: str,
+        asked: Any,
+        *,
+        scheduled_ns: int | None = None,
+        cut_after: int | None = None,
+        began: asyncio.Event | None = None,
     ) -> Reply:
         """The raw reply to POST `path`; nothing of it is decoded yet."""
         body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
-        return await self._send("POST", path, body, scheduled_ns=scheduled_ns, cut_after=cut_after)
+        began = began or asyncio.Event()
+        try:
+            return await self._send("POST", path, body, scheduled_ns=scheduled_ns, cut_after=cut_after, began=began)
+        finally:
+            began.set()
 
     async def post_in_load(self, path: str, asked: Any, *, scheduled_ns: int | None = None) -> Reply:
         """`post` for a phase of load: by the client that does least between the socket and the time stamp."""
@@ -149,17 +162,24 @@ class Client:
         return self.sent >= self.limits.requests or self.seconds_left <= 0
 
     async def _send(
-        self, method: str, path: str, body: bytes | None, *, scheduled_ns: int | None, cut_after: int | None
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        *,
+        scheduled_ns: int | None,
+        cut_after: int | None,
+        began: asyncio.Event,
     ) -> Reply:
         sent = time.perf_counter_ns()
         scheduled = sent if scheduled_ns is None else scheduled_ns
         if self._used_up:
             return _unsent(scheduled, sent)
         self.sent += 1
-        seen = _Seen()
+        seen = _Seen(began)
         await self._exchange(self._session, method, path, body, cut_after, seen)
         if seen.fault == "dropped" and not seen.status and seen.reused:
-            seen = _Seen()  # the server had closed an idle connection: that drops nobody's request
+            seen = _Seen(began)  # the server had closed an idle connection: that drops nobody's request
             await self._exchange(self._fresh, method, path, body, cut_after, seen)
         return Reply(
             seen.status,
@@ -193,17 +213,19 @@ class Client:
                 trace_request_ctx=seen,
             ) as response:
                 seen.status = response.status
+                if 300 <= response.status < 400:
+                    seen.detail = f"a redirect to {response.headers.get('Location', 'nowhere')}"
                 seen.streamed = response.content_type == "text/event-stream"
-                seen.fault, seen.detail = await self._read(response, seen.reads, cut_after, streamed=seen.streamed)
+                fault, detail = await self._read(response, seen, cut_after)
+                seen.fault, seen.detail = fault, detail or seen.detail
                 if response.status >= 500:
                     response.close()  # servers close after a fault of their own, often without saying so
         except (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError, ValueError) as error:
             seen.fault, seen.detail = fault_of(error, answering=bool(seen.status))
 
-    async def _read(
-        self, response: aiohttp.ClientResponse, reads: list[tuple[int, bytes]], cut_after: int | None, *, streamed: bool
-    ) -> tuple[Fault, str]:
-        """Reads the body into `reads`."""
+    async def _read(self, response: aiohttp.ClientResponse, seen: _Seen, cut_after: int | None) -> tuple[Fault, str]:
+        """Reads the body into `seen.reads`."""
+        reads = seen.reads
         size = chunks = 0
         tail = b""
         clock = time.perf_counter_ns
@@ -213,6 +235,8 @@ class Client:
             if not data:
                 return "", ""
             reads.append((clock(), data))
+            if len(reads) > 1:  # the first may hold the role alone, which is no answer yet
+                seen.began.set()
             size += len(data)
             if size > self.limits.body_bytes:
                 response.close()
@@ -223,7 +247,7 @@ class Client:
                     response.close()
                     return "cut", ""
             tail = (tail + data)[-len(_END) - 4 :]  # the mark may be cut over two reads
-            if streamed and tail.rstrip().endswith(_END):
+            if seen.streamed and tail.rstrip().endswith(_END):
                 return await self._linger(response, reads)
 
     async def _linger(self, response: aiohttp.ClientResponse, reads: list[tuple[int, bytes]]) -> tuple[Fault, str]:

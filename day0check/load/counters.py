@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits"),
     "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
     "aborted": ("vllm:request_aborted_total",),
+    "prompt_tokens": ("vllm:prompt_tokens_total", "vllm:prompt_tokens", "sglang:prompt_tokens_total"),
 }
+FIRST_LOOK_S, LATER_LOOKS_S = 0.02, 0.5
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)")
 
 
@@ -41,3 +44,17 @@ async def read_counters(client: Client) -> dict[str, float]:
     if reply.status != 200 or reply.fault:
         return {}
     return parse(reply.body.decode(errors="replace"))
+
+
+async def watch_counters(client: Client, peaks: dict[str, float]) -> None:
+    """Reads the counters again and again, at once and then less often, and keeps the largest value of each in `peaks`.
+    Ends when there are none."""
+    wait_s = FIRST_LOOK_S
+    while True:
+        values = await read_counters(client)
+        if not values:
+            return
+        for name, value in values.items():
+            peaks[name] = max(value, peaks.get(name, value))
+        await asyncio.sleep(wait_s)
+        wait_s = min(LATER_LOOKS_S, wait_s * 1.3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +49,35 @@ def sample_lines(phase: Phase) -> Iterable[dict[str, Any]]:
         }
 
 
-def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Writes one JSON object a line. Raises Day0Error when the disk does not take it."""
+class Keeper:
+    """Appends what was seen to `exchanges.jsonl` and `samples.jsonl` of a folder as it comes: what ends a run early
+    takes nothing with it. Raises Day0Error when the disk does not take it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._exchanges, self._samples = folder / "exchanges.jsonl", folder / "samples.jsonl"
+        self._kept = 0
+
+    def exchanges(self, every: Sequence[Exchange]) -> None:
+        """`every`: all exchanges so far; those that were not there the last time are written."""
+        new, self._kept = every[self._kept :], len(every)
+        if new:
+            _append(self._exchanges, (exchange_line(e) for e in new))
+
+    def phase(self, phase: Phase) -> None:
+        _append(self._samples, sample_lines(phase))
+
+
+def _append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """One JSON object a line, all of them or the error that says why not."""
+    lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n")
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(lines)
     except OSError as cause:
-        raise Day0Error(f"cannot be written: {cause.strerror}", where=str(path), todo="choose another --out") from cause
+        raise Day0Error(
+            f"cannot be written: {cause.strerror}", where=str(path), todo="make room, or choose another --out"
+        ) from cause
 
 
 def _bytes(data: bytes) -> str:

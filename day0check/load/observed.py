@@ -13,9 +13,10 @@ from day0check.load.records import Counters, Exchange
 class Observed:
     """`parts`: asked for; `done`: those that ran to their end; `stopped`: why the others did not.
 
-    `seed`: of the prompts. `soak`: how many requests of the soak had which outcome. `speed`: figures of each load phase
-    by name. `profile`: the precision that the endpoint claims. `reference`: what the reference says about the answers,
-    a row per sequence, or None when it was not asked; `reference_reason`: why it could not be asked.
+    `seed`: of the prompts. `context`: positions of a request as the endpoint names them, None where it does not.
+    `soak`: how many requests of the soak had which outcome. `speed`: figures of each load phase by name. `profile`: the
+    precision that the endpoint claims. `reference`: what the reference says about the answers, a row per sequence,
+    or None when it was not asked; `reference_reason`: why it could not be asked.
     """
 
     model: str
@@ -26,6 +27,7 @@ class Observed:
     exchanges: tuple[Exchange, ...] = ()
     counters: tuple[Counters, ...] = ()
     seed: int = 0
+    context: int | None = None
     soak: Mapping[str, int] = field(default_factory=dict)
     speed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     slos: Mapping[str, float] = field(default_factory=dict)
@@ -44,4 +46,5 @@ class Observed:
         return {e.label.removeprefix(start): e for e in self.exchanges if e.label.startswith(start)}
 
     def counter(self, label: str) -> dict[str, float]:
-        return next((c.values for c in self.counters if c.label == label), {})
+        """The latest counters of that label."""
+        return next((c.values for c in reversed(self.counters) if c.label == label), {})

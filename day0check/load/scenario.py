@@ -1,8 +1,7 @@
 """What is asked of an endpoint, in order. Every exchange is kept under its label; nothing is judged here.
 
 Labels: `plain`, `stop`, `seed/7/0` … (parameters), `bad/…` (values that must be refused), `whole/i`, `stream/i` (the
-same prompt both ways), `turns/…`, `image/…`, `count/…`, `alone/i`, `again/i`, `together/r/i`, `long/j`, `cancel/j`,
-`after_cancel/i`.
+same prompt both ways), `turns/…`, `image/…`, `count/…`; those of interference stand in `load/interference.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from day0check.errors import UsageError
 from day0check.load import asks
 from day0check.load.asks import CHAT, COMPLETIONS, Dialect
 from day0check.load.client import Client
-from day0check.load.counters import read_counters
-from day0check.load.prompts import MULTIBYTE, canary, unique
+from day0check.load.counters import read_counters, watch_counters
+from day0check.load.prompts import MULTIBYTE, unique
 from day0check.load.records import Answer, Counters, Exchange, Reply
 
 PARTS = ("parameters", "wire", "tools", "interference", "speed")
@@ -25,8 +24,6 @@ FAULTS_IN_A_ROW = 3  # after so many requests without an answer the endpoint is 
 FAULTY = ("refused", "stalled", "late", "dropped")
 SETTLE_S = 5.0
 PLAIN_TOKENS = 16
-FEWEST_FOR_SURGE = 8  # requests at once; fewer cannot fill a cache
-PREFIX_WORDS, SURGE_WORDS = 160, 96
 TOKEN_IDS = (65, 98, 99, 66, 100, 101, 67, 102, 103, 68, 104, 105, 69)  # in the vocabulary of any model
 
 
@@ -61,6 +58,8 @@ class Asker:
         self.exchanges: list[Exchange] = []
         self.counters: list[Counters] = []
         self.dialect: Dialect | None = None
+        self.context: int | None = None  # positions of a request, where the endpoint names them
+        self.tokens_per_word = 6.0  # of our prompts; many where tokens are bytes
         self._faults = 0
 
     async def __call__(
@@ -77,21 +76,68 @@ class Asker:
             raise GivenUp(f"{self._faults} requests in a row got no answer ({exchange.reply.fault})")
         return exchange
 
-    async def at_once(self, jobs: dict[str, Any], *, path: str | None = None) -> None:
-        """Sends all labelled bodies at the same time; gives up only when none was answered."""
-        path = path or self.dialect.path
-        given = await asyncio.gather(*(self.client.ask(label, path, body) for label, body in jobs.items()))
-        sent = [e for e in given if e.reply.fault != "unsent"]
-        self.exchanges += sent
-        if len(sent) < len(given):
+    async def at_once(
+        self,
+        jobs: dict[str, Any],
+        *,
+        path: str | None = None,
+        injected: dict[str, Any] | None = None,
+        peak: str | None = None,
+    ) -> None:
+        """Sends all labelled bodies at the same time; gives up only when none was answered.
+
+        `injected`: bodies that are sent when half of the others have begun to answer. `peak`: the label under which the
+        most that the endpoint's counters showed meanwhile is kept.
+        """
+        path, injected = path or self.dialect.path, injected or {}
+        began = {label: asyncio.Event() for label in jobs}
+
+        async def inject(label: str, body: Any) -> Exchange:
+            await half_of(began)
+            return await self.client.ask(label, path, body)
+
+        tasks = [
+            *(asyncio.create_task(self.client.ask(n, path, b, began=began[n])) for n, b in jobs.items()),
+            *(asyncio.create_task(inject(n, b)) for n, b in injected.items()),
+        ]
+        peaks: dict[str, float] = {}
+        watch = asyncio.create_task(watch_counters(self.client, peaks)) if peak else None
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in [*tasks, watch]:
+                if task is not None:
+                    task.cancel()
+            await asyncio.gather(*(t for t in (*tasks, watch) if t is not None), return_exceptions=True)
+            given = [t.result() for t in tasks if not t.cancelled() and t.exception() is None]
+            self.exchanges += [e for e in given if e.reply.fault != "unsent"]
+            if peak:
+                self.counters.append(Counters(peak, peaks))
+        if any(e.reply.fault == "unsent" for e in given):
             raise GivenUp("the bounds of this run were reached")
         if all(e.reply.fault in FAULTY for e in given):
             raise GivenUp(f"none of {len(given)} requests sent at once was answered ({given[0].reply.fault})")
+
+    def peak(self, label: str) -> dict[str, float]:
+        """The most that the endpoint's counters showed under that label."""
+        return next((c.values for c in reversed(self.counters) if c.label == label), {})
 
     async def count(self, label: str) -> Counters:
         counters = Counters(label, await read_counters(self.client))
         self.counters.append(counters)
         return counters
+
+
+async def half_of(events: dict[str, asyncio.Event]) -> None:
+    """Waits until half of the events, rounded up, have happened."""
+    waiting = {asyncio.create_task(event.wait()) for event in events.values()}
+    most_open = len(waiting) // 2
+    try:
+        while len(waiting) > most_open:
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 async def discover(asker: Asker) -> None:
@@ -112,8 +158,16 @@ async def discover(asker: Asker) -> None:
             where=asker.client.target.base,
             todo="name the variable that holds it with --api-key-env",
         )
+    if 300 <= listed.status < 400:
+        raise UsageError(
+            f"the address answers with {listed.detail} (HTTP {listed.status}); redirects are not followed",
+            where=asker.client.target.base,
+            todo="give the address behind it as --url",
+        )
     if model is None:
-        raise GivenUp("it lists no model under /v1/models; name one with --model")
+        how = "lists no model" if listed.status == 200 else f"answers {listed.fault or f'HTTP {listed.status}'}"
+        hint = "; name the model with --model" if listed.status in (200, 404) else ""
+        raise GivenUp(f"/v1/models {how}{hint}")
     prompt = unique(0, seed=asker.wish.seed, words=asker.wish.words)
     good: dict[str, bool] = {}
     for api, path in (("chat", CHAT), ("completions", COMPLETIONS)):
@@ -123,12 +177,24 @@ async def discover(asker: Asker) -> None:
             for s in (False, True)
         ]
         good[api] = all(e.good for e in answers)
+    _learn(asker, model)
     api = next((a for a in ("chat", "completions") if good[a]), None)
     if api is None:
         raise GivenUp("neither chat completions nor completions answer, streamed and whole")
     asker.dialect = Dialect(api, model)
     probe = await asker("logprobs", asks.ask(asker.dialect, prompt, max_tokens=4) | asks.with_logprobs(api))
     asker.dialect = replace(asker.dialect, logprobs=probe.good and probe.answer.logprobs is not None)
+
+
+def _learn(asker: Asker, model: str) -> None:
+    """How long a request may be, and how many tokens a word of our prompts has, as far as the endpoint says so."""
+    models = asker.exchanges[0].asked.get("data")
+    entries = [m for m in models if isinstance(m, dict)] if isinstance(models, list) else []
+    named = next((m.get("max_model_len") for m in entries if m.get("id") == model), None)
+    asker.context = named if isinstance(named, int) and named > 0 else None
+    counts = [e.answer.usage.prompt_tokens for e in asker.exchanges if e.good and e.answer.usage is not None]
+    if counts:
+        asker.tokens_per_word = max(0.25, max(counts) / asker.wish.words)
 
 
 def model_list(listed: Reply) -> Exchange:
@@ -249,96 +315,6 @@ async def follow(asker: Asker) -> None:
         if not answer.good or not answer.answer.token_ids:
             asker.exchanges.pop()
             await asker(f"follow/{i}", body | {"return_tokens_as_token_ids": True}, path=COMPLETIONS)
-
-
-# ---------------------------------------------------------------------------------------------------- interference
-
-
-async def interference(asker: Asker) -> None:
-    """Prompts with a canary each: alone, alone again, all at once, at once beside long prompts; then clients leave."""
-    d, wish = asker.dialect, asker.wish
-    bodies = [_with_canary(asker, i) for i in range(wish.together)]
-    await asker.count("before_alone")
-    for again in ("alone", "again"):
-        for i, body in enumerate(bodies):
-            await asker(f"{again}/{i}", body)
-    await asker.count("before_together")
-    await asker.at_once({f"together/0/{i}": body for i, body in enumerate(bodies)})
-    streamed = {"stream": True, "stream_options": {"include_usage": True}}
-    jobs = {f"together/1/{i}": body | streamed for i, body in enumerate(bodies)}
-    for j in range(2):
-        long = unique(40 + j, seed=wish.seed, words=8 * wish.words)
-        jobs[f"long/{j}"] = asks.ask(d, long, max_tokens=4)
-    await asker.at_once(jobs)
-    if d.logprobs:
-        await asker.at_once({f"together/2/{i}": _other_options(body, d, i) for i, body in enumerate(bodies)})
-    await asker.count("after_together")
-    if wish.together >= FEWEST_FOR_SURGE:
-        await _prefix(asker)
-        await _surge(asker)
-    await _cancel(asker, bodies)
-
-
-async def _prefix(asker: Asker) -> None:
-    """A long prompt cold, and warm: the second time its prefix may lie in a cache."""
-    for i in range(2):
-        prompt = unique(50 + i, seed=asker.wish.seed, words=PREFIX_WORDS)
-        body = asks.ask(asker.dialect, prompt, max_tokens=asker.wish.tokens)
-        await asker.count(f"before_warm/{i}")
-        for warmth in ("cold", "warm"):
-            await asker(f"prefix/{warmth}/{i}", body)
-            if warmth == "cold":
-                await asker.count(f"between_warm/{i}")
-        await asker.count(f"after_warm/{i}")
-
-
-async def _surge(asker: Asker) -> None:
-    """Long prompts with long answers alone, then with many of their kind at once: memory may run short."""
-    words, tokens = SURGE_WORDS, 2 * asker.wish.tokens
-    bodies = [
-        asks.ask(asker.dialect, unique(60 + i, seed=asker.wish.seed, words=words), max_tokens=tokens)
-        for i in range(2 * asker.wish.together)
-    ]
-    for i in range(2):
-        await asker(f"surge/alone/{i}", bodies[i])
-    await asker.count("before_surge")
-    await asker.at_once({f"surge/together/{i}": body for i, body in enumerate(bodies)})
-    await asker.count("after_surge")
-
-
-def _with_canary(asker: Asker, number: int) -> dict[str, Any]:
-    seed = asker.wish.seed
-    prompt = f"{unique(30 + number, seed=seed, words=asker.wish.words)} The password is {canary(number, seed=seed)}."
-    return asks.ask(asker.dialect, prompt, max_tokens=asker.wish.tokens)
-
-
-def _other_options(body: dict[str, Any], dialect: Dialect, number: int) -> dict[str, Any]:
-    """The same request with other wishes about log-probabilities than its neighbours have: none, more, the same."""
-    field = "top_logprobs" if dialect.api == "chat" else "logprobs"
-    if number % 3 == 1:
-        return {k: v for k, v in body.items() if k not in ("logprobs", "top_logprobs")}
-    return body | {field: 5} if number % 3 == 2 else body
-
-
-async def _cancel(asker: Asker, bodies: list[dict[str, Any]]) -> None:
-    """Clients that leave inside an answer, together, twice; then the same prompts must be answered as before.
-
-    Twice, since what an endpoint keeps on purpose (prefixes of prompts) it keeps once, and a leak grows."""
-    usage: float | None = None
-    for again in range(2):
-        jobs = {
-            f"cancel/{again}{j}": body | {"stream": True, "max_tokens": 2 * asker.wish.tokens}
-            for j, body in enumerate(bodies[:4])
-        }
-        left = await asyncio.gather(
-            *(asker.client.ask(label, asker.dialect.path, body, cut_after=3) for label, body in jobs.items())
-        )
-        asker.exchanges += left
-        counters = await settled(asker, f"after_cancel/{again}", usage)
-        usage = counters.values.get("kv_usage")
-    after = [await asker(f"after_cancel/{i}", body) for i, body in enumerate(bodies[:2])]
-    if all(e.reply.fault in FAULTY for e in after):
-        raise GivenUp(f"no request is answered since clients left ({after[0].reply.fault})")
 
 
 async def settled(asker: Asker, label: str, usage: float | None) -> Counters:

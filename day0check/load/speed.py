@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,8 +16,9 @@ from day0check.load.metrics import Timing, summary, timing
 from day0check.load.prompts import unique
 from day0check.load.records import Reply
 from day0check.load.trace import Due
-from day0check.load.traffic import Load, Send, closed_loop, open_loop
+from day0check.load.traffic import Load, OwnCost, Send, closed_loop, open_loop
 
+WARMUP = "warmup"
 SATURATED_GAIN = 1.05  # less throughput than this from twice the concurrency ends the sweep
 OPEN_SHARE = 0.7  # of the best closed-loop rate, where the open loop runs when no rate is given
 _FIRST_PROMPT = 1000
@@ -48,38 +51,62 @@ class Phase:
     load: Load
 
 
-async def run_speed(client: Client, dialect: asks.Dialect, plan: SpeedPlan) -> list[Phase]:
-    """The phases in order. Ends early when the endpoint saturates, fails every request, or the bounds are reached."""
+async def run_speed(
+    client: Client, dialect: asks.Dialect, plan: SpeedPlan, *, ended: Callable[[Phase], None] = lambda _: None
+) -> list[Phase]:
+    """The phases in order; `ended` is told each as it ends, of a cancelled one what had come of it. Ends early when the
+    endpoint saturates, fails every request, or the bounds are reached."""
     given = _Prompts(client, dialect, plan)
-    phases = [_phase("warmup", await closed_loop(given.send, count=plan.warmup, concurrency=2), plan)]
+    run = _Phases(given, plan, ended)
+    await run(WARMUP, closed_loop(given.send, count=plan.warmup, concurrency=2))
     best = 0.0
     for concurrency in plan.concurrencies:
-        if _ended(phases[-1], client):
-            return phases
+        if _ended(run.phases[-1], client):
+            return run.phases
         count = max(plan.requests, 4 * concurrency)
-        load = await closed_loop(given.send, count=count, concurrency=concurrency)
-        phases.append(_phase(f"closed/{concurrency}", load, plan) if load.replies else phases[-1])
-        rate = phases[-1].figures["output_tokens_per_s"]
+        phase = await run(f"closed/{concurrency}", closed_loop(given.send, count=count, concurrency=concurrency))
+        rate = phase.figures["output_tokens_per_s"]
         if rate < best * SATURATED_GAIN:
+            phase.figures["saturated"] = True
             break
         best = max(best, rate)
-    if _ended(phases[-1], client):
-        return phases
+    if _ended(run.phases[-1], client):
+        return run.phases
     if plan.arrivals == "trace":
-        given.follow(plan.trace, phases[0])
+        given.follow(plan.trace, run.phases[0])
         due, extra = tuple(d.at_s for d in plan.trace), {}
     else:
-        rate_per_s = plan.rate_per_s or OPEN_SHARE * max(p.figures["requests_per_s"] for p in phases)
+        rate_per_s = plan.rate_per_s or OPEN_SHARE * max(p.figures["requests_per_s"] for p in run.phases)
         if rate_per_s <= 0:
-            return phases
+            return run.phases
         made = poisson(rate_per_s, plan.requests, seed=plan.seed)
         due, extra = (
             made if plan.arrivals == "poisson" else constant(rate_per_s, plan.requests),
             {"rate_per_s": rate_per_s},
         )
     due = tuple(d for d in due if d < client.seconds_left - client.limits.stall_s) or due[:1]
-    phases.append(_phase(f"open/{plan.arrivals}", await open_loop(given.send, due), plan, **extra))
-    return phases
+    await run(f"open/{plan.arrivals}", open_loop(given.send, due), **extra)
+    return run.phases
+
+
+class _Phases:
+    """Runs one phase after the other and tells `ended` of each, of a cancelled one by its finished requests."""
+
+    def __init__(self, given: _Prompts, plan: SpeedPlan, ended: Callable[[Phase], None]) -> None:
+        self.phases: list[Phase] = []
+        self._given, self._plan, self._ended = given, plan, ended
+
+    async def __call__(self, name: str, load: Awaitable[Load], **extra: Any) -> Phase:
+        begin, self._given.came = time.perf_counter_ns(), []
+        try:
+            phase = _phase(name, await load, self._plan, **extra)
+        except asyncio.CancelledError:
+            end, nothing = time.perf_counter_ns(), OwnCost((), (), 0.0, 0.0)
+            self._ended(_phase(name, Load(tuple(self._given.came), begin, end, nothing), self._plan, **extra))
+            raise
+        self.phases.append(phase)
+        self._ended(phase)
+        return phase
 
 
 def _ended(phase: Phase, client: Client) -> bool:
@@ -97,6 +124,7 @@ class _Prompts:
     def __init__(self, client: Client, dialect: asks.Dialect, plan: SpeedPlan) -> None:
         self.client, self.plan = client, plan
         self.dialect = asks.Dialect(dialect.api, dialect.model)  # log-probabilities are work of their own
+        self.came: list[Reply] = []  # of the phase that runs
         self._next = _FIRST_PROMPT
         self._trace: tuple[Due, ...] = ()
         self._tokens_per_word = 1.0
@@ -123,7 +151,9 @@ class _Prompts:
         body = asks.ask(self.dialect, prompt, max_tokens=tokens, stream=True)
         if self.plan.ignore_eos:
             body["ignore_eos"] = True
-        return await self.client.post_in_load(self.dialect.path, body, scheduled_ns=due_ns)
+        reply = await self.client.post_in_load(self.dialect.path, body, scheduled_ns=due_ns)
+        self.came.append(reply)
+        return reply
 
 
 def _phase(name: str, load: Load, plan: SpeedPlan, **extra: Any) -> Phase:

@@ -39,7 +39,8 @@ def _service(name: str, figures: Mapping[str, Any]) -> Service:
         ("Throughput against latency", service_charts.throughput_chart(name, phases)),
         ("Timeline", service_charts.timeline_chart(name, phases)),
     )
-    tables = (_start(figures), _phases(figures.get("load") or {}), _interference(figures), _counters(figures))
+    tables = (_start(figures), _phases(figures.get("load") or {}), _interference(figures))
+    tables += (_exercised(figures), _counters(figures))
     return Service(
         name,
         f"{words.count(int(figures.get('requests', 0)), 'request')} asked one by one or in groups, "
@@ -107,6 +108,18 @@ def _interference(figures: Mapping[str, Any]) -> Table:
         lines.append(Line(cells, "passed" if same else "note"))
     head = ("text", "request", "from token", "margin there", "|Δ log-prob.|", "of its repeat", "repeat")
     return Table(head, tuple(lines), "Beside others against alone")
+
+
+def _exercised(figures: Mapping[str, Any]) -> Table:
+    """Which paths the questions about interference really took, and what proves it."""
+    lines = tuple(
+        Line(
+            ("exercised" if row.get("exercised") else "not exercised", str(row.get("path")), str(row.get("proof"))),
+            "passed" if row.get("exercised") else "not_run",
+        )
+        for row in figures.get("exercised") or ()
+    )
+    return Table(("state", "path", "what shows it"), lines, "What was exercised")
 
 
 def _counters(figures: Mapping[str, Any]) -> Table:

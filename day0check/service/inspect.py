@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from day0check.checks import service_operators, service_start
-from day0check.checks.endpoint import CASE, endpoint_checks_of, judge_endpoint
-from day0check.checks.endpoint.interference import Row, further_rows, most_at_once, rows
+from day0check.checks.endpoint import CASE, endpoint_checks_of, exercised, judge_endpoint
+from day0check.checks.endpoint.exercised import most_at_once
+from day0check.checks.endpoint.interference import Row, further_rows, rows
 from day0check.checks.evidence import Answer
 from day0check.contracts.profiles import profile_named
 from day0check.load.client import Limits, Target, target_of
-from day0check.load.kept import exchange_line, sample_lines, write_lines
-from day0check.load.observe import Seen, observe
+from day0check.load.kept import Keeper
+from day0check.load.observe import observe
 from day0check.load.observed import Observed
 from day0check.load.scenario import Wish
 from day0check.load.speed import SpeedPlan
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from reference.config import ModelConfig
 
 Tell = Callable[[str], None]
+INTERFERENCE = "interference"  # the part
 MOST_ROWS = 64  # of the interference table
 CHECKS = (service_start.NAME, service_operators.NAME)
 
@@ -78,8 +80,7 @@ def ask(target: Target, plan: Plan, folder: Path, tell: Tell = lambda _: None) -
     reference, wish = plan.reference, plan.wish
     if reference is not None:
         wish = reference.wish(wish, plan.seed)
-    seen = observe(target, wish, limits=plan.limits, speed=plan.speed, tell=tell)
-    keep(seen, folder)
+    seen = observe(target, wish, limits=plan.limits, speed=plan.speed, tell=tell, keeper=Keeper(folder))
     return judge(seen.observed, plan, tell)
 
 
@@ -96,12 +97,6 @@ def judge(observed: Observed, plan: Plan, tell: Tell = lambda _: None) -> Asked:
     return Asked(observed, answers, expected, _not_run(observed), figures(observed))
 
 
-def keep(seen: Seen, folder: Path) -> None:
-    """Every exchange and every request of the load, as JSON Lines."""
-    write_lines(folder / "exchanges.jsonl", (exchange_line(e) for e in seen.observed.exchanges))
-    write_lines(folder / "samples.jsonl", (row for phase in seen.phases for row in sample_lines(phase)))
-
-
 def figures(observed: Observed) -> dict[str, Any]:
     """Everything in time and counts of what was seen."""
     together = [e for e in observed.exchanges if e.label.startswith("together/")]
@@ -109,6 +104,7 @@ def figures(observed: Observed) -> dict[str, Any]:
         "load": observed.speed,
         "requests": len(observed.exchanges),
         "most_in_flight": most_at_once(together),
+        "exercised": exercised.figures(observed) if INTERFERENCE in observed.done else [],
         "counters": {c.label: c.values for c in observed.counters},
         "interference": [_row(r) for r in _table(observed)[:MOST_ROWS]],
         "soak": dict(observed.soak),
@@ -166,8 +162,7 @@ def ask_own(server_plan: ServerPlan, plan: Plan, folder: Path, *, case: str, tel
             target, wish = target_of(server.url), plan.wish
             if plan.reference is not None:
                 wish = plan.reference.wish(wish, plan.seed)
-            seen = observe(target, wish, limits=plan.limits, speed=plan.speed, tell=tell)
-            keep(seen, folder)
+            seen = observe(target, wish, limits=plan.limits, speed=plan.speed, tell=tell, keeper=Keeper(folder))
     if started:
         asked = judge(seen.observed, plan, tell)
     return _joined(server, asked, judged, case, plan, seconds=time.monotonic() - begin)

@@ -22,7 +22,7 @@ FAULTS = (
     "ignores_echo ignores_seed ignores_temperature accepts_bad crashes_on_bad leaks batch_dependent wrong_logprobs "
     "stale_image history_ignored hangs_after_cancel leaks_slots wrong_finish dead unlike slow_start bunched late "
     "ignores_tools drops_calls broken_arguments impossible_logprobs leaks_cache warm_prefix_differs surge_differs "
-    "forgets_the_middle"
+    "forgets_the_middle merged_events"
 ).split()
 BENIGN = (
     "merged",
@@ -34,7 +34,12 @@ BENIGN = (
     "keeps_open",
     "reasoning",
     "refuses_tools",
+    "short_context",
+    "names_context",
+    "preempts",
 )
+CONTEXT = 600  # tokens, which are bytes
+PLACES = 24  # requests that fill the cache of the one that preempts
 
 WORDS = (
     " the",
@@ -68,6 +73,7 @@ class Endpoint:
         self.first_image = ""
         self.passwords: list[str] = []
         self.seen: set[str] = set()
+        self.preemptions = 0
         self.left = 0
 
     def app(self) -> web.Application:
@@ -85,14 +91,21 @@ class Endpoint:
         return web.Response()
 
     async def models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "mock", "object": "model"}]})
+        model = {"id": "mock", "object": "model"}
+        if "names_context" in self.flags:
+            model["max_model_len"] = CONTEXT
+        return web.json_response({"object": "list", "data": [model]})
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(
             text=f'vllm:num_requests_running{{model_name="mock"}} {self.running + self.stuck}\n'
-            'vllm:num_requests_waiting{model_name="mock"} 0\nvllm:num_preemptions_total 0\n'
-            f'vllm:kv_cache_usage_perc{{model_name="mock"}} {0.01 * self.kept}\n'
+            f'vllm:num_requests_waiting{{model_name="mock"}} 0\nvllm:num_preemptions_total {self.preemptions}\n'
+            f'vllm:kv_cache_usage_perc{{model_name="mock"}} {0.01 * self.kept + self.full}\n'
         )
+
+    @property
+    def full(self) -> float:
+        return min(1.0, self.running / PLACES) if "preempts" in self.flags else 0.0
 
     # ------------------------------------------------------------------------------------------------- the model
 
@@ -137,6 +150,9 @@ class Endpoint:
             return "there is no such model"
         if ("messages" if chat else "prompt") not in asked:
             return "no prompt"
+        prompt = self.prompt_of(asked, chat) if self.flags & {"short_context", "names_context"} else ""
+        if len(prompt.encode()) + asked.get("max_tokens", 16) > CONTEXT and "image_url" not in str(asked):
+            return "longer than the context"
         if asked.get("temperature", 1) < 0 or asked.get("max_tokens", 16) < 1:
             return "out of range"
         return ""
@@ -200,8 +216,9 @@ class Endpoint:
         if "html" in self.flags:
             return web.Response(text="<html>welcome</html>", content_type="text/html")
         self.running += 1
+        self.preemptions += self.running > PLACES
         try:
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.04 if "preempts" in self.flags else 0.002)
             return await self.speak(request, asked, chat)
         except (ConnectionResetError, asyncio.CancelledError) as gone:
             self.left += 1
@@ -326,6 +343,8 @@ class Endpoint:
             await asyncio.sleep(0)
         if (asked.get("stream_options") or {}).get("include_usage") and "no_usage" not in self.flags:
             await self.send(response, [{"choices": [], "usage": usage}])
+        if "merged_events" in self.flags:
+            await response.write(b"\n\n")
         if "no_done" not in self.flags:
             await response.write(b"data: [DONE]\n\n")
         if "keeps_open" in self.flags:
@@ -368,6 +387,8 @@ class Endpoint:
 
     async def send(self, response: web.StreamResponse, events: list[dict[str, Any]]) -> None:
         data = b"".join(f"data: {json.dumps(e, ensure_ascii=False)}\n\n".encode() for e in events)
+        if "merged_events" in self.flags:
+            data = data.replace(b"\n\n", b"")  # the next event goes on in the same line
         if "split" not in self.flags:
             await response.write(data)
             return

@@ -33,7 +33,7 @@ class Expected:
 E = Expected
 TABLE: dict[str, Expected] = {
     "mute": E("wire", "protocol", "stalled"),
-    "dead": E("wire", "protocol", "stalled"),
+    "dead": E("wire", "protocol", "health green while dead"),
     "stall": E("wire", "protocol", "stalled"),
     "late": E("wire", "protocol", "late"),
     "drop": E("wire", "protocol", "dropped"),
@@ -44,7 +44,8 @@ TABLE: dict[str, Expected] = {
     "html": E("wire", "protocol", "garbage"),
     "error_after_200": E("wire", "protocol", "error_after_200"),
     "zero_chunks": E("wire", "protocol", "no_chunk"),
-    "slow_start": E("wire", "protocol", "http_5xx"),
+    "slow_start": E("wire", "protocol", "health green while dead"),
+    "merged_events": E("wire", "protocol", "garbage"),
     "lost_chunk": E("wire", "wire", "stream"),
     "doubled_chunk": E("wire", "wire", "stream"),
     "reordered": E("wire", "wire", "stream"),

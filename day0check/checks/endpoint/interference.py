@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from day0check.checks.endpoint.answer import answered, found
 from day0check.checks.endpoint.compare import DELTA_LIMITS, OTHER_DELTA, Difference, difference, full_text
+from day0check.checks.endpoint.exercised import most_at_once, paths
 from day0check.checks.endpoint.wire import differing_streams
 from day0check.checks.evidence import Answer
 from day0check.load.observed import Observed
-from day0check.load.records import Exchange
 from day0check.types import Finding
 
 QUESTION = "Does a request get the same answer beside others as alone, and nothing of theirs?"
@@ -86,18 +86,9 @@ def judge(observed: Observed) -> Answer:
         not_run = f"{len(table)} of {len(together)} prompts were answered alone and beside others, {busy} refused"
     elif overlap < FEWEST:
         not_run = "no two requests were in flight together, so nothing was beside anything"
-    summary = f"{len(table)} answers beside others are those alone, but for near-ties that are told; {_proof(observed)}"
+    proof = ", ".join(path.words for path in paths(observed))
+    summary = f"{len(table)} answers beside others are those alone, but for near-ties that are told; {proof}"
     return answered(NAME, findings, summary, not_run=not_run)
-
-
-def most_at_once(exchanges: list[Exchange]) -> int:
-    """The largest number of requests that were in flight at one moment, seen from here."""
-    edges = sorted([(e.reply.sent_ns, 1) for e in exchanges] + [(e.reply.end_ns, -1) for e in exchanges])
-    most = now = 0
-    for _, step in edges:
-        now += step
-        most = max(most, now)
-    return most
 
 
 def _leaks(observed: Observed) -> list[Finding]:
@@ -179,24 +170,3 @@ def _in_words(beside: Difference) -> str:
     if beside.delta is not None:
         parts.append(f"|change of log-probability| up to {beside.delta:.3g}")
     return ", ".join(parts) or "differs"
-
-
-def _proof(observed: Observed) -> str:
-    """What the endpoint's own counters say was exercised."""
-    if not observed.counter("after_together"):
-        return "it has no counters, so prefix hits and preemption are not shown to be exercised"
-    spans = {
-        "prefix hits": [
-            ("before_alone", "before_together"),
-            *((f"between_warm/{i}", f"after_warm/{i}") for i in range(2)),
-        ],
-        "preemptions": [("before_together", "after_together"), ("before_surge", "after_surge")],
-    }
-    cached = any(e.answer.usage and e.answer.usage.cached_tokens for e in observed.under("prefix/warm").values())
-    words = []
-    for name, pairs in spans.items():
-        key = name.replace(" ", "_")
-        grew = any(observed.counter(b).get(key, 0.0) > observed.counter(a).get(key, 0.0) for a, b in pairs)
-        grew = grew or (name == "prefix hits" and cached)
-        words.append(f"{name} {'exercised' if grew else 'not exercised'}")
-    return ", ".join(words)

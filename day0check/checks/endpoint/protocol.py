@@ -11,6 +11,7 @@ from day0check.types import Finding
 QUESTION = "Is every answer complete and well-formed, and does the endpoint always answer in time?"
 NAME = "endpoint.protocol"
 
+HEALTH = "health green while dead"
 FAULTS = {
     "refused": "refuses the connection in the middle of the run",
     "stalled": "stops sending in the middle of a request and keeps the connection open",
@@ -45,13 +46,16 @@ OPTIONAL = (
 TOOLS = ("tools/", "forced")
 CHOSEN = (*TOOLS, "temperature/", "seed/", "stop", "turns/", "needle/")  # what an endpoint may refuse with a clear 4xx
 BUSY = (429, 503)
-AT_ONCE = ("together/", "long/", "surge/")
+SURGE = "surge/"
+AT_ONCE = ("together/", "long/", SURGE)
+LONG = ("long/", "prefix/", "surge/")  # longer than an endpoint may be for, unless it says how long that is
 _ELSEWHERE = ("bad/", "cancel/", "image/", "soak/")
+_NO_ANSWERS = ("models", "health")
 
 
 def judge(observed: Observed) -> Answer:
     """Findings are grouped by what is wrong; the first exchange that shows it is the address."""
-    exchanges = [e for e in observed.exchanges if not e.label.startswith(_ELSEWHERE) and e.label != "models"]
+    exchanges = [e for e in observed.exchanges if not e.label.startswith(_ELSEWHERE) and e.label not in _NO_ANSWERS]
     groups: dict[str, list[Exchange]] = {}
     for exchange in exchanges:
         for name in _wrongs(exchange, observed):
@@ -59,8 +63,25 @@ def judge(observed: Observed) -> Answer:
     findings = [_finding(name, members, len(exchanges)) for name, members in groups.items()]
     if observed.stopped and len(observed.done) < len(observed.parts) and "bounds" not in observed.stopped:
         findings.append(found(NAME, "given up", f"the endpoint was left alone: {observed.stopped}"))
+    findings += _health_is_green(observed, exchanges)
     not_run = observed.stopped if not exchanges else ""
-    return answered(NAME, findings, f"{len(exchanges)} answers are complete and well-formed", not_run=not_run)
+    count = sum(not e.label.startswith(SURGE) for e in exchanges)  # how many a surge needs is another in every run
+    return answered(NAME, findings, f"{count} answers are complete and well-formed", not_run=not_run)
+
+
+def _health_is_green(observed: Observed, exchanges: list[Exchange]) -> list[Finding]:
+    """An endpoint that was given up, and that calls itself healthy: whoever sends it requests learns nothing."""
+    health = observed.get("health")
+    if not observed.stopped or "bounds" in observed.stopped or health is None or health.reply.status != 200:
+        return []
+    unanswered = [e for e in exchanges if not e.good and (e.reply.fault or e.reply.status >= 500)]
+    if not unanswered:
+        return []
+    text = (
+        f"/health is green (HTTP 200) while requests get no answer: {observed.stopped}; the last was "
+        f"{unanswered[-1].label!r}"
+    )
+    return [found(NAME, HEALTH, text, label="health", count=len(unanswered))]
 
 
 def _wrongs(exchange: Exchange, observed: Observed) -> list[str]:
@@ -97,6 +118,8 @@ def _refusal(exchange: Exchange, observed: Observed) -> list[str]:
         return []
     if status >= 500:
         return ["http_5xx_optional" if exchange.label in OPTIONAL or exchange.label.startswith(TOOLS) else "http_5xx"]
+    if exchange.label.startswith(LONG) and observed.context is None:
+        return []  # its context may be shorter; the check of interference says what was not exercised
     if exchange.label in OPTIONAL or exchange.label.startswith(CHOSEN):
         return []  # a clear no to a parameter: the check that asked says which
     if exchange.label.startswith("hello/") and not exchange.label.startswith(f"hello/{observed.api or '-'}"):

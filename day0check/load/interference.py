@@ -1,0 +1,183 @@
+"""Prompts alone, and then beside others in every way that may disturb an answer: together, long prompts injected into
+running answers, a warm prefix, memory that runs short, clients that leave. Nothing is judged here.
+
+Labels: `alone/i`, `again/i`, `together/r/i`, `long/j`, `prefix/cold/i`, `prefix/warm/i`, `surge/alone/r.i`,
+`surge/together/r.i`, `cancel/j`, `after_cancel/i`. The server's own counters stand under "before_…" and "after_…", and
+the most that was seen of each while requests were in flight under "peak_…".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from day0check.load import asks
+from day0check.load.asks import Dialect
+from day0check.load.prompts import canary, unique
+from day0check.load.scenario import FAULTY, Asker, GivenUp, settled
+
+FEWEST_FOR_SURGE = 8  # requests at once; fewer cannot fill a cache
+PREFIX_WORDS, SURGE_WORDS = 160, 96
+SURGE_ROUNDS, MOST_GROWTH, MOST_AT_ONCE = 3, 6.0, 64
+SURGE_S = 60.0  # a round that would take longer is not made
+OVERFULL = 1.3  # of the cache, so that it is short for sure
+SPARE_TOKENS = 64  # of a context: what a chat template may put around a prompt
+
+
+async def interference(asker: Asker) -> None:
+    """Prompts with a canary each: alone, alone again, all at once, at once with long prompts; then clients leave."""
+    d, wish = asker.dialect, asker.wish
+    bodies = [_with_canary(asker, i) for i in range(wish.together)]
+    await asker.count("before_alone")
+    for again in ("alone", "again"):
+        for i, body in enumerate(bodies):
+            await asker(f"{again}/{i}", body)
+    await asker.count("before_together")
+    await asker.at_once({f"together/0/{i}": body for i, body in enumerate(bodies)}, peak="peak_together")
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    await asker.at_once(
+        {f"together/1/{i}": body | streamed for i, body in enumerate(bodies)},
+        injected={f"long/{j}": _long(asker, j) for j in range(2)},
+        peak="peak_injected",
+    )
+    if d.logprobs:
+        await asker.at_once({f"together/2/{i}": _other_options(body, d, i) for i, body in enumerate(bodies)})
+    await asker.count("after_together")
+    if wish.together >= FEWEST_FOR_SURGE:
+        await _prefix(asker)
+        await _surge(asker)
+    await _cancel(asker, bodies)
+
+
+def _with_canary(asker: Asker, number: int) -> dict[str, Any]:
+    seed = asker.wish.seed
+    prompt = f"{unique(30 + number, seed=seed, words=asker.wish.words)} The password is {canary(number, seed=seed)}."
+    return asks.ask(asker.dialect, prompt, max_tokens=asker.wish.tokens)
+
+
+def _long(asker: Asker, number: int) -> dict[str, Any]:
+    words = min(8 * asker.wish.words, words_that_fit(asker, 4))
+    return asks.ask(asker.dialect, unique(40 + number, seed=asker.wish.seed, words=words), max_tokens=4)
+
+
+def _other_options(body: dict[str, Any], dialect: Dialect, number: int) -> dict[str, Any]:
+    """The same request with other wishes about log-probabilities than its neighbours have: none, more, the same."""
+    field = "top_logprobs" if dialect.api == "chat" else "logprobs"
+    if number % 3 == 1:
+        return {k: v for k, v in body.items() if k not in ("logprobs", "top_logprobs")}
+    return body | {field: 5} if number % 3 == 2 else body
+
+
+def words_that_fit(asker: Asker, tokens: int) -> int:
+    """Words of a prompt that leaves room for `tokens` of an answer in the context that the endpoint names."""
+    if asker.context is None:
+        return 1 << 20
+    return max(1, int((asker.context - tokens - SPARE_TOKENS) / asker.tokens_per_word))
+
+
+async def _prefix(asker: Asker) -> None:
+    """A long prompt cold, and warm: the second time its prefix may lie in a cache."""
+    words = min(PREFIX_WORDS, words_that_fit(asker, asker.wish.tokens))
+    for i in range(2):
+        prompt = unique(50 + i, seed=asker.wish.seed, words=words)
+        body = asks.ask(asker.dialect, prompt, max_tokens=asker.wish.tokens)
+        await asker.count(f"before_warm/{i}")
+        for warmth in ("cold", "warm"):
+            await asker(f"prefix/{warmth}/{i}", body)
+            if warmth == "cold":
+                await asker.count(f"between_warm/{i}")
+        await asker.count(f"after_warm/{i}")
+
+
+# ----------------------------------------------------------------------------------------------- memory runs short
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of one surge: requests at once, words of each prompt, tokens of each answer."""
+
+    count: int
+    words: int
+    tokens: int
+
+
+async def _surge(asker: Asker) -> None:
+    """Long prompts with long answers alone, then with many of their kind at once, until memory runs short by the
+    endpoint's own counters, or it is clear that so few requests cannot fill it."""
+    size: Size | None = Size(2 * asker.wish.together, SURGE_WORDS, 2 * asker.wish.tokens)
+    await asker.count("before_surge")
+    before = asker.counters[-1].values
+    for again in range(SURGE_ROUNDS):
+        size = _fitting(asker, size)
+        seconds = await _surge_round(asker, again, size)
+        after, peak = await asker.count("after_surge"), asker.peak(f"peak_surge/{again}")
+        if after.values.get("preemptions", 0.0) > before.get("preemptions", 0.0):
+            return
+        size = grown(size, peak, seconds=seconds, left_s=asker.client.seconds_left)
+        if size is None:
+            return
+
+
+async def _surge_round(asker: Asker, again: int, size: Size) -> float:
+    """Seconds that the requests at once took."""
+    bodies = [
+        asks.ask(
+            asker.dialect,
+            unique(60 + 1000 * again + i, seed=asker.wish.seed, words=size.words),
+            max_tokens=size.tokens,
+        )
+        for i in range(size.count)
+    ]
+    for i in range(2):
+        await asker(f"surge/alone/{again}.{i}", bodies[i])
+    begin = asyncio.get_running_loop().time()
+    jobs = {f"surge/together/{again}.{i}": body for i, body in enumerate(bodies)}
+    await asker.at_once(jobs, peak=f"peak_surge/{again}")
+    return asyncio.get_running_loop().time() - begin
+
+
+def _fitting(asker: Asker, size: Size) -> Size:
+    tokens = size.tokens
+    if asker.context is not None:
+        tokens = max(1, min(tokens, asker.context // 3))
+    return Size(size.count, min(size.words, words_that_fit(asker, tokens)), tokens)
+
+
+def grown(size: Size, peak: dict[str, float], *, seconds: float, left_s: float) -> Size | None:
+    """The surge that would fill the cache, from how full this one made it; None when it cannot be told or would be too
+    large. Where requests had to wait for a place, more of them fill nothing: they must be longer."""
+    usage = peak.get("kv_usage")
+    if not usage or "preemptions" not in peak:
+        return None
+    growth = OVERFULL / usage if usage < 1 else OVERFULL
+    if growth > MOST_GROWTH or growth * seconds > min(SURGE_S, left_s / 4):
+        return None
+    more = 1.0 if peak.get("waiting") else min(growth, MOST_AT_ONCE / size.count)
+    longer = max(1.0, growth / more)
+    return Size(round(size.count * more), round(size.words * longer), round(size.tokens * longer))
+
+
+# ------------------------------------------------------------------------------------------------ clients that leave
+
+
+async def _cancel(asker: Asker, bodies: list[dict[str, Any]]) -> None:
+    """Clients that leave inside an answer, together, twice; then the same prompts must be answered as before.
+
+    Twice, since what an endpoint keeps on purpose (prefixes of prompts) it keeps once, and a leak grows."""
+    usage: float | None = None
+    await asker.count("before_cancel")
+    for again in range(2):
+        jobs = {
+            f"cancel/{again}{j}": body | {"stream": True, "max_tokens": 2 * asker.wish.tokens}
+            for j, body in enumerate(bodies[:4])
+        }
+        left = await asyncio.gather(
+            *(asker.client.ask(label, asker.dialect.path, body, cut_after=3) for label, body in jobs.items())
+        )
+        asker.exchanges += left
+        counters = await settled(asker, f"after_cancel/{again}", usage)
+        usage = counters.values.get("kv_usage")
+    after = [await asker(f"after_cancel/{i}", body) for i, body in enumerate(bodies[:2])]
+    if all(e.reply.fault in FAULTY for e in after):
+        raise GivenUp(f"no request is answered since clients left ({after[0].reply.fault})")
