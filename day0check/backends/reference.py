@@ -60,8 +60,8 @@ def _low_dtype(values: tuple[Any, ...]) -> torch.dtype | None:
 
 def _as_promised(value: torch.Tensor, dtype: str, low: torch.dtype | None) -> torch.Tensor:
     """A result in the dtype of its contract; "act" is `low`, or the dtype that it has."""
-    if dtype == "float32":
-        return value.float()  # preprocessing works in float64
+    if dtype in ("float32", "bfloat16"):
+        return value.to(getattr(torch, dtype))  # preprocessing works in float64
     return value.to(low) if dtype == "act" and low is not None and value.is_floating_point() else value
 
 

@@ -144,27 +144,34 @@ def make_profile(name: str, act_dtype: str, forms: Mapping[str, str]) -> Profile
     """A profile that rounds the points of the given forms to `act_dtype`.
 
     Float32 results are sums only: "out" is not a rounding point of an operator all of whose results are float32. In a
-    float32 profile nothing is rounded on purpose, so every operator is judged by the noise of float32 sums alone.
+    float32 profile nothing is rounded on purpose, so an operator is judged by the noise of float32 sums alone, unless
+    its contract fixes a narrower result: the values of an FP8 cache's records are bfloat16 whatever is claimed.
     """
     points: dict[str, Mapping[str, str]] = {}
-    if act_dtype != "float32":
-        for contract in CONTRACTS.values():
-            own = {point: act_dtype for point in _form_points(contract, forms.get(contract.name))}
-            if not any(result.dtype == "act" for result in contract.results):
-                own.pop("out", None)
-            if own:
-                points[contract.name] = MappingProxyType(own)
+    for contract in CONTRACTS.values():
+        if own := _rounded(contract, forms.get(contract.name), act_dtype):
+            points[contract.name] = MappingProxyType(own)
     return Profile(name, act_dtype, MappingProxyType(points), MappingProxyType(dict(forms)), base=name)
+
+
+def _rounded(contract: Contract, form: str | None, act_dtype: str) -> dict[str, str]:
+    """The dtype of each rounding point of a form: that of the activations, for a result of a fixed type its own."""
+    listed = _form_points(contract, form)
+    own = {} if act_dtype == "float32" else {point: act_dtype for point in listed if point != "out"}
+    results = {result.dtype for result in contract.results if result.point == "out"}
+    if "bfloat16" in results:
+        own["out"] = "bfloat16"
+    elif "act" in results and "out" in listed and act_dtype != "float32":
+        own["out"] = act_dtype
+    return own
 
 
 def with_form(profile: Profile, contract: Contract, form: str) -> Profile:
     """The profile with another legal form of one operator. Raises ValueError for a form that the contract has not."""
-    own = {point: profile.act_dtype for point in _form_points(contract, form)}
-    if not any(result.dtype == "act" for result in contract.results):
-        own.pop("out", None)
+    own = _rounded(contract, form, profile.act_dtype)
     points = dict(profile.points)
     points.pop(contract.name, None)
-    if own and profile.act_dtype != "float32":
+    if own:
         points[contract.name] = MappingProxyType(own)
     forms = MappingProxyType({**profile.forms, contract.name: form})
     return replace(profile, points=MappingProxyType(points), forms=forms)

@@ -22,8 +22,9 @@ def test_points_are_declared_by_the_contract_and_float32_results_have_none(profi
     for operator, points in profile.points.items():
         contract = CONTRACTS[operator]
         assert set(points) <= set(contract.points)
-        assert ("out" in points) == any(r.dtype == "act" for r in contract.results)
-        assert set(points.values()) == {profile.act_dtype}
+        fixed = any(r.dtype == "bfloat16" for r in contract.results)  # whatever is claimed
+        assert ("out" in points) == (fixed or any(r.dtype == "act" for r in contract.results))
+        assert set(points.values()) == {"bfloat16" if fixed else profile.act_dtype}
     for operator, form in profile.forms.items():
         assert form in [f.name for f in CONTRACTS[operator].forms], operator
 
@@ -36,7 +37,7 @@ def test_the_fused_profile_rounds_where_the_method_says():
     assert bf16.inner_points("moe.experts") == ("h",)
     assert bf16.inner_points("mla.output") == ("gated",)
     assert bf16.points_of("moe.scores") == {}
-    assert not fp32.points
+    assert set(fp32.points) == {"kv.dequantise", "kv.unpack"}  # records of an FP8 cache hold bfloat16
     assert bf16.dtype_of("act") == "bfloat16"
     assert bf16.dtype_of("float32") == "float32"
 
