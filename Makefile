@@ -18,7 +18,8 @@ test-slow: $(STAMP)      ## the proofs that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu and not targets"
 
 benign: $(STAMP)         ## how often healthy operators raise an alarm: 1,000 runs of each, goes on where it was stopped
-	$(BIN)/python tests/compare/benign_sweep.py --runs $(or $(RUNS),1000) --state reports/benign.jsonl
+	PYTHONPATH=tests $(BIN)/python tests/compare/benign_sweep.py --runs $(or $(RUNS),1000) --jobs 2 \
+		--profile $(or $(PROFILE),bf16) --state reports/benign-$(or $(PROFILE),bf16).jsonl
 
 schedules: $(STAMP)      ## random schedules of the engine against the reference: 1,000 of them, goes on where it was stopped
 	PYTHONPATH=tests $(BIN)/python tests/schedules/random_schedules.py --runs $(or $(RUNS),1000) --jobs 2

@@ -1,15 +1,15 @@
 """Healthy results of every compute operator in each of its legal forms, judged again and again: how often is there a
-false alarm?  python tests/compare/benign_sweep.py --runs 1000 --state reports/benign.jsonl
+false alarm?  PYTHONPATH=tests python tests/compare/benign_sweep.py --runs 1000 --state reports/benign.jsonl --jobs 2
 
 Resumable: every batch is a line of the state file, and a later call goes on where the file ends. Inputs are the hard
 inputs of the contracts with new values each time; the healthy implementations are the reference in float32 and in
-float64, rounded to nearest at the points of the form, at none but the last, and the kernels of the fast path.
+float64, rounded to nearest at the points of the form, at none but the last, and the kernels of the fast path. Profile
+bf16 has every form of every contract and, fused, those on quantised rows; other profiles have the form they claim.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benign.counting import done_by, read_lines, upper_bound
 
 from day0check.accelerated.ops import TABLE
 from day0check.compare.choices import judge_choice
@@ -57,15 +58,17 @@ CHOICES = ("dsa.select", "moe.route", "sample.token")  # what chooses is judged 
 
 @dataclass(frozen=True)
 class Subject:
-    """An operator in one of its forms; `form` is "" where it has none, FP8_FORM for the fused one on quantised rows."""
+    """An operator in one of its forms; `form` is "" where it has none, FP8_FORM for the fused one on quantised rows.
+    `claimed`: the profile that it is judged by, with its form in place of the profile's own."""
 
     operator: str
     form: str
+    claimed: str = "bf16"
 
     def profile(self) -> Profile:
         if self.form == FP8_FORM:
             return PROFILES[QUANTISED]
-        base = PROFILES["bf16"]
+        base = PROFILES[self.claimed]
         return with_form(base, CONTRACTS[self.operator], self.form) if self.form else base
 
     def kinds(self) -> tuple[str, ...]:
@@ -74,7 +77,7 @@ class Subject:
             return FP8_KINDS
         if self.operator in CHOICES:
             return ("float32", "kernel")
-        fused = not self.form or FUSED_FORMS.get(self.operator) == self.form
+        fused = not self.form or FUSED_FORMS.get(self.operator) == self.form or self.claimed != "bf16"
         return KINDS if fused and self.operator in TABLE else KINDS[:3]
 
 
@@ -89,8 +92,11 @@ class Run:
     message: str = ""
 
 
-def subjects() -> tuple[Subject, ...]:
+def subjects(claimed: str = "bf16") -> tuple[Subject, ...]:
+    """All that is swept under a profile: for bf16 every form and quantised rows, for others the form they claim."""
     computed = [c for c in CONTRACTS.values() if c.hard_inputs and (c.kind == "compute" or c.name in CHOICES)]
+    if claimed != "bf16":
+        return tuple(Subject(c.name, PROFILES[claimed].forms.get(c.name, ""), claimed) for c in computed)
     plain = [Subject(c.name, form) for c in computed for form in ([f.name for f in c.forms] or [""])]
     return (*plain, *(Subject(name, FP8_FORM) for name in FP8_INPUTS))
 
@@ -146,7 +152,7 @@ def one(subject: Subject, seed: int, *, device: str = "cpu") -> Run:
     contract, profile, kinds = CONTRACTS[subject.operator], subject.profile(), subject.kinds()
     name = contract.hard_inputs[seed % len(contract.hard_inputs)]
     kind = kinds[seed // len(contract.hard_inputs) % len(kinds)]
-    hard = generate(contract, name, seed, torch.bfloat16, device=device)
+    hard = generate(contract, name, seed, getattr(torch, profile.act_dtype), device=device)
     arguments = {contract.args[0].name: hard.args[0], **hard.kwargs}
     if subject.form == FP8_FORM:
         arguments, results = on_quantised_rows(contract, arguments, profile, kind)
@@ -163,70 +169,117 @@ def one(subject: Subject, seed: int, *, device: str = "cpu") -> Run:
     return Run(subject, seed, kind, name, alarm, max(used, default=0.0), message)
 
 
-def upper_bound(runs: int, alarms: int) -> float:
-    """Rate that is not exceeded at 95%: 3 / n without an alarm (Poisson); with alarms by the same distribution."""
-    from scipy.special import gammaincinv
-
-    return float(gammaincinv(alarms + 1, 0.95)) / runs if runs else 1.0
-
-
 def read_state(path: Path) -> dict[Subject, list[dict[str, Any]]]:
     """Lines of finished batches by subject; a last line that was cut off is left out."""
     found: dict[Subject, list[dict[str, Any]]] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            batch = json.loads(line)
-        except ValueError:
-            continue
-        found.setdefault(Subject(batch["operator"], batch["form"]), []).append(batch)
+    for batch in read_lines(path):
+        subject = Subject(batch["operator"], batch["form"], batch.get("claimed", "bf16"))
+        found.setdefault(subject, []).append(batch)
+    return found
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The seeds first:first + count of one subject."""
+
+    subject: Subject
+    first: int
+    count: int
+    device: str
+
+
+def missing(runs: int, state: Path, own: tuple[Subject, ...], device: str) -> list[Batch]:
+    """The batches without a line in the state file; subjects take turns, so that a sweep that is cut short is even."""
+    known = {
+        subject: {seed for b in batches for seed in range(b["first"], b["first"] + b["runs"])}
+        for subject, batches in read_state(state).items()
+    }
+    found = []
+    for first in range(0, runs, BATCH):
+        for subject in own:
+            seeds = [s for s in range(first, min(first + BATCH, runs)) if s not in known.get(subject, ())]
+            if seeds:
+                found.append(Batch(subject, seeds[0], len(seeds), device))
     return found
 
 
 def sweep(
-    runs: int, state: Path, *, until: float = float("inf"), device: str = "cpu", part: tuple[int, int] = (0, 1)
+    runs: int,
+    state: Path,
+    *,
+    until: float = float("inf"),
+    device: str = "cpu",
+    jobs: int = 1,
+    own: tuple[Subject, ...] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Batches until every subject has `runs` runs or the time `until` (monotonic seconds) is over; subjects take
-    turns, so that a sweep that is cut short is even. `part` (i, n): only the subjects i, i + n, ..."""
-    own = subjects()[part[0] :: part[1]]
-    done = {s: sum(b["runs"] for b in batches) for s, batches in read_state(state).items()}
-    state.parent.mkdir(parents=True, exist_ok=True)
-    with state.open("a") as file:
-        while open_ := [s for s in own if done.get(s, 0) < runs]:
-            fewest = min(done.get(s, 0) for s in open_)
-            for subject in [s for s in open_ if done.get(s, 0) == fewest]:
-                if time.monotonic() > until:
-                    return
-                batch = _batch(subject, done.get(subject, 0), min(BATCH, runs - done.get(subject, 0)), device)
-                done[subject] = done.get(subject, 0) + batch["runs"]
-                file.write(json.dumps(batch) + "\n")
-                file.flush()
-                yield batch
+    """Batches until every subject (`own`; all of profile bf16 by default) has `runs` runs, or the time `until`
+    (monotonic seconds) is over."""
+    batches = missing(runs, state, subjects() if own is None else own, device)
+    yield from done_by(_batch, batches, state, jobs=jobs, until=until)
 
 
-def _batch(subject: Subject, first: int, count: int, device: str) -> dict[str, Any]:
-    begin = time.monotonic()
-    found = [one(subject, seed, device=device) for seed in range(first, first + count)]
+def _batch(batch: Batch) -> dict[str, Any]:
+    begin, subject = time.monotonic(), batch.subject
+    found = [one(subject, seed, device=batch.device) for seed in range(batch.first, batch.first + batch.count)]
     return {
         "operator": subject.operator,
         "form": subject.form,
-        "first": first,
-        "runs": count,
+        "claimed": subject.claimed,
+        "first": batch.first,
+        "runs": batch.count,
         "alarms": [[r.seed, r.kind, r.input, r.alarm, r.message] for r in found if r.alarm],
         "used": max(r.used for r in found),
         "seconds": round(time.monotonic() - begin, 3),
     }
 
 
-def table(state: Path) -> str:
-    """The benign column: runs, alarms, upper bound, closest approach to a limit, seconds."""
-    lines = [f"{'operator':24} {'form':14} {'alarms':>6} {'of':>5} {'at most':>8} {'used':>6} {'seconds':>8}"]
-    for subject, batches in sorted(read_state(state).items(), key=lambda s: (s[0].operator, s[0].form)):
+@dataclass(frozen=True)
+class Row:
+    """One subject of the benign column: `used` the closest approach to a limit, `seconds` of one processor."""
+
+    subject: Subject
+    runs: int
+    alarms: int
+    used: float
+    seconds: float
+
+    @property
+    def at_most(self) -> float:
+        return upper_bound(self.runs, self.alarms)
+
+
+def column(state: Path) -> list[Row]:
+    """The benign column, by profile, operator and form."""
+    found = []
+    for subject, batches in read_state(state).items():
         runs, alarms = sum(b["runs"] for b in batches), sum(len(b["alarms"]) for b in batches)
         used, seconds = max(b["used"] for b in batches), sum(b["seconds"] for b in batches)
-        bound = upper_bound(runs, alarms)
-        name = f"{subject.operator:24} {subject.form or '–':14}"
-        lines.append(f"{name} {alarms:6} {runs:5} {bound:8.2%} {used:6.2f} {seconds:8.1f}")
+        found.append(Row(subject, runs, alarms, used, seconds))
+    return sorted(found, key=lambda r: (r.subject.claimed, r.subject.operator, r.subject.form))
+
+
+def table(state: Path) -> str:
+    """The benign column as people read it, with its sums."""
+    rows = column(state)
+    lines = [
+        f"{'operator':24} {'form':14} {'profile':15} {'alarms':>6} {'of':>5} {'at most':>8} {'used':>6} {'seconds':>8}"
+    ]
+    for r in rows:
+        name = f"{r.subject.operator:24} {r.subject.form or '–':14} {r.subject.claimed:15}"
+        lines.append(f"{name} {r.alarms:6} {r.runs:5} {r.at_most:8.2%} {r.used:6.2f} {r.seconds:8.1f}")
+    runs, alarms, seconds = sum(r.runs for r in rows), sum(r.alarms for r in rows), sum(r.seconds for r in rows)
+    bound = upper_bound(runs, alarms)
+    lines.append(f"{alarms} alarms in {runs:,} runs, at most {bound:.4%} of them; {seconds:.0f} s of processor time")
     return "\n".join(lines)
+
+
+def markdown(state: Path) -> str:
+    """The benign column as rows of the README's table."""
+    return "\n".join(
+        f"| `{r.subject.operator}` | {r.subject.form or '–'} "
+        f"| {r.alarms} of {r.runs:,} | {r.at_most:.2%} | {r.used:.2f} |"
+        for r in column(state)
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -234,25 +287,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=1000, help="runs per operator and form")
     parser.add_argument("--state", type=Path, default=Path("reports/benign.jsonl"), help="the file to go on from")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time; call again to go on")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    parser.add_argument("--profile", default="bf16", choices=list(PROFILES), help="the precision that is claimed")
+    parser.add_argument("--only", default="", help="operators whose names begin with this")
+    parser.add_argument("--markdown", action="store_true", help="print rows of a Markdown table")
     parser.add_argument(
         "--device", default="cpu", help="where operators and judge run; a state file of its own for each"
     )
-    parser.add_argument(
-        "--part", default="0/1", help="i/n: every n-th operator from i on, for n processes side by side"
-    )
     given = parser.parse_args(arguments)
-    number, of = (int(n) for n in given.part.split("/"))
     torch.set_num_threads(1)
+    own = tuple(s for s in subjects(given.profile) if s.operator.startswith(given.only))
     until = time.monotonic() + given.seconds
-    for batch in sweep(given.runs, given.state, until=until, device=given.device, part=(number, of)):
+    for batch in sweep(given.runs, given.state, until=until, device=given.device, jobs=given.jobs, own=own):
         for alarm in batch["alarms"]:
-            print("alarm:", batch["operator"], batch["form"], *alarm, flush=True)
-    print(table(given.state))
-    done = read_state(given.state)
-    alarms = sum(len(b["alarms"]) for batches in done.values() for b in batches)
-    own = subjects()[number::of]
-    complete = all(sum(b["runs"] for b in done.get(s, [])) >= given.runs for s in own)
-    return 1 if alarms else 0 if complete else 4
+            print("alarm:", batch["claimed"], batch["operator"], batch["form"], *alarm, flush=True)
+    print(markdown(given.state) if given.markdown else table(given.state))
+    rows = column(given.state)
+    counted = {r.subject: r.runs for r in rows}
+    complete = bool(own) and all(counted.get(s, 0) >= given.runs for s in own)
+    return 1 if any(r.alarms for r in rows) else 0 if complete else 4
 
 
 if __name__ == "__main__":
