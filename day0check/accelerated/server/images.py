@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from day0check.accelerated.vision import grid_in_patches
 from reference.config import Vision
@@ -59,8 +59,12 @@ def _check(data: bytes, limits: ImageLimits) -> tuple[int, int]:
             picture.load()
     except BadImage:
         raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadImage(f"has more than {limits.image_pixels} pixels") from error
+    except UnidentifiedImageError as error:
+        raise BadImage(f"is in none of the formats {', '.join(FORMATS)}") from error
     except Exception as error:  # decoders raise whatever broken bytes lead them to
-        raise BadImage(f"cannot be decoded ({', '.join(FORMATS)}): {type(error).__name__}: {error}") from error
+        raise BadImage(f"cannot be decoded: {type(error).__name__}: {error}") from error
     return width, height
 
 
