@@ -79,8 +79,8 @@ def test_an_observer_of_ours_that_fails_is_never_the_candidates_fault(tmp_path, 
 
     real = Observation.__init__
 
-    def with_broken(self, job, directory):
-        real(self, job, directory)
+    def with_broken(self, job, case, directory):
+        real(self, job, case, directory)
         self.observers = (*self.observers, Guard(Broken()))
 
     monkeypatch.setattr(Observation, "__init__", with_broken)

@@ -63,30 +63,32 @@ class Shadow(Observer):
 
     def before(self, call: Call) -> None:
         if call.operator in LOADS:
-            self._load(call)
+            self._follow(self._load, call)
         elif call.operator in TIERS:
-            self._leave_tier(call)
+            self._follow(self._leave_tier, call)
         elif call.operator in READS or (call.operator not in WRITES and _shows_a_gather(call)):
-            self._gather(call)
+            self._follow(self._gather, call)
 
     def after(self, call: Call, token: Any, results: tuple[Any, ...]) -> None:
-        operator = call.operator
-        if operator == "embed.tokens":
-            self._embed(call)
-        elif operator == "splice.positions" and "media_pad" in call.kwargs:
-            self.contents.pads(int(call.kwargs["media_pad"]))
-        elif operator == "kv.slots" and call.site == "pool":
-            self._learn_pool(call)
-        elif operator in WRITES:
-            self._write(call)
-        elif operator in STORES:
-            self._store(call)
-        elif operator in TIERS:
-            self._enter_tier(call)
-        elif operator == "prefix.match":
-            self._match(call, results)
-        elif operator == "pool.release":
-            self._release(call)
+        follow = {
+            "embed.tokens": self._embed,
+            "splice.positions": self._splice,
+            "kv.slots": self._learn_pool,
+            **dict.fromkeys(WRITES, self._write),
+            **dict.fromkeys(STORES, self._store),
+            **dict.fromkeys(TIERS, self._enter_tier),
+            "pool.release": self._release,
+        }.get(call.operator)
+        if call.operator == "prefix.match":
+            self._follow(self._match, call, results)
+        elif follow is not None:
+            self._follow(follow, call)
+
+    def _follow(self, step: Callable[..., None], call: Call, *more: Any) -> None:
+        try:
+            step(call, *more)
+        except Exception as error:  # whatever is wrong with a call is a result of the check, never our own fault
+            self._of(call).unknown = f"the call could not be followed: {type(error).__name__}: {error}"
 
     def end_step(self, step: int) -> None:
         self._begun.clear()
@@ -133,8 +135,13 @@ class Shadow(Observer):
             self._freed = torch.cat((self._freed, more))
         self._freed[pages[counts[pages] <= 0]] = call.order
 
+    def _splice(self, call: Call) -> None:
+        self.contents.pads(int(call.kwargs["media_pad"]))
+
     def _learn_pool(self, call: Call) -> None:
         """A row of the index stands for as many tokens as lie between the numbers and the last tokens of its pools."""
+        if call.site != "pool":
+            return
         for position, number in zip(call.rows.position, call.kwargs["positions"].tolist(), strict=False):
             self._every = max(1, (position + 1) // (number + 1))
             return

@@ -131,7 +131,8 @@ def test_share_with_a_request_of_other_tokens_is_named():
     assert m.end() == [("kv.gather", rules.OTHER)]
     failing = next(f for f in m.found if not f.passed)
     assert (failing.request, failing.position, failing.layer, failing.phase) == ("b", 4, 3, "prefill")
-    assert "holds what request a wrote for its position 4" in failing.message and "(4 rows)" in failing.message
+    assert "holds what request a wrote for its position 4" in failing.message
+    assert "(4 rows)" in failing.message
 
 
 def test_copy_on_write_is_legal_and_a_write_without_the_copy_is_named():
@@ -274,9 +275,7 @@ def test_a_snapshot_is_restored_for_the_prefix_that_it_was_stored_of():
         for begin, snapshot in ((4, 1), (8, 3)):
             with m.between("a", [begin - 1]):
                 last = rows_of("a", [begin - 1])
-                taken = m.call(
-                    "state.load", cache.state_load, m.states, rows=last, site="kda", slots=torch.tensor([2])
-                )
+                taken = m.call("state.load", cache.state_load, m.states, rows=last, site="kda", slots=torch.tensor([2]))
                 m.call(
                     "prefix.store",
                     cache.state_store,
@@ -336,6 +335,15 @@ def test_what_is_not_shown_is_not_judged():
         m.step("a", A, 0, [3, 7, 1])
         assert m.end() == []
         assert any(reason in f.not_judged and not f.passed for f in m.found), hidden
+
+
+def test_a_call_that_cannot_be_followed_is_not_judged():
+    """Catches a malformed call that ends the run as our own fault, or one that is left out in silence."""
+    m = Memory()
+    m.step("a", A, 0, [3, 7, 1])
+    m.call("kv.gather", lambda pool, **_: pool, m.pool, rows=rows_of("a", [8]), table=None)
+    assert m.end() == []
+    assert [f.not_judged.split(":")[0] for f in m.found if not f.passed] == ["the call could not be followed"]
 
 
 def test_a_fused_kernel_that_shows_its_pool_is_judged():
