@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from day0check.checks.evidence import Answer, Evidence
-from day0check.contracts.profiles import LOOSER, MISFIT, Profile, fitting_form, fitting_profile, profile_named
+from day0check.contracts.profiles import LOOSER, MISFIT, NARROWED, Profile, fitting_form, fitting_profile, profile_named
 from day0check.types import CheckOutcome, Finding, Measure, Severity, finding_id
 
 QUESTION = "Is the claimed profile the tightest one that every judged operator fits?"
@@ -67,11 +67,14 @@ def _finding(severity: Severity, message: str, pattern: str, forms: dict[str, st
 
 
 def worst_misfits(evidence: Sequence[Evidence]) -> dict[str, dict[str, float]]:
-    """Of every operator judged: each tighter form that was tried, and 1 where some judgement did not fit it."""
+    """Of every operator judged: each tighter form that was tried, and 1 where some judgement did not fit it. States that
+    the engine narrowed where it stored them fit no tighter form, however the operator itself returned them."""
     found: dict[str, dict[str, float]] = {}
     for measure in (m for e in evidence for m in e.measures if m.kind == "compute" and not m.not_judged):
         forms = found.setdefault(measure.operator, {})
         for key, value in measure.statistics.items():
             if key.startswith(MISFIT):
                 forms[key] = max(forms.get(key, 0.0), value)
+    if any(m.statistics.get(NARROWED) for e in evidence for m in e.measures):
+        found["kda.attention"] = dict.fromkeys(found.get("kda.attention", {}), 1.0)
     return found

@@ -26,7 +26,7 @@ from day0check.compare.rounding import dtype_name
 from day0check.compare.row_digest import hexadecimal, plain_weights, row_weights, weighted_sum
 from day0check.contracts import CONTRACTS
 from day0check.contracts.contract import Contract
-from day0check.contracts.profiles import FP8_CACHES, STATES, Profile, quantiser_profile
+from day0check.contracts.profiles import FP8_CACHES, NARROWED, STATES, Profile, quantiser_profile
 from day0check.probe.recorder import Call, Observer
 from day0check.probe.rows import PADDING, RowMap
 from day0check.types import Measure
@@ -254,7 +254,10 @@ class Judge(Observer):
         memory, value = replay.arguments["pool"].dtype, replay.arguments["value"].dtype
         site = tally.tap.rpartition(".")[2]
         claimed = self.profile.points_of("kda.attention").get("kept") if site == "kda" else None
-        if memory.itemsize >= value.itemsize or claimed == dtype_name(memory):
+        if memory.itemsize >= value.itemsize:
+            return judgement
+        judgement = replace(judgement, statistics=judgement.statistics | {NARROWED: 1.0})
+        if claimed == dtype_name(memory):
             return judgement
         message = (
             f"states of {dtype_name(value)} are kept in {dtype_name(memory)}, which profile {self.profile.name} does "

@@ -93,6 +93,7 @@ EAGER_FORMS: dict[str, str] = {
 
 # A statistic of a measure, per tighter form that was tried on its results: 0 where they fit it, 1 where they do not.
 MISFIT = "misfit_"
+NARROWED = "narrowed"  # one of a write into memory of states that is narrower than they are
 LOOSER = "looser_"  # one of a measure that fails and fits this looser form
 QUANTISED = "fp8-activations"
 # what quantised rows, quantised rows between two matrices (a file claims them), and others are called where forms are

@@ -85,3 +85,12 @@ def test_the_tightest_fitting_form_is_the_first_that_was_tried():
     assert fitting_form("eager", {"misfit_float32_p": 1.0, "misfit_flash": 0.0, "whole": 0.4}) == "flash"
     assert fitting_form("eager", {"misfit_float32_p": 1.0, "misfit_flash": 1.0}) == "eager"
     assert fitting_form("", {}) == ""
+
+
+def test_states_that_were_narrowed_where_they_were_stored_need_their_profile():
+    """Catches a proposal of bf16 to an engine whose pool of states rounds, since its operator returned float32."""
+    operator = measure("kda.attention", misfit_recurrent=0.0)
+    store = replace(measure("state.store", narrowed=1.0), kind="move")
+    tighter = profile.judge_run([evidence("bf16-states", operator)])
+    assert "fits profile bf16," in tighter.outcome.summary
+    assert profile.judge_run([evidence("bf16-states", operator), evidence("bf16-states", store)]) is None

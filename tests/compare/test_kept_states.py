@@ -135,7 +135,9 @@ def test_narrower_memory_of_states_is_a_finding_where_it_is_not_claimed():
     assert wide.passed
     assert not narrow.passed
     assert "consistent with profile bf16-states" in narrow.message
-    assert stored(torch.bfloat16, "kda", STATES).passed
+    claimed = stored(torch.bfloat16, "kda", STATES)
+    assert claimed.passed
+    assert (claimed.statistics["narrowed"], "narrowed" in wide.statistics) == (1.0, False)
     assert not stored(torch.float16, "kda", STATES).passed
     assert not stored(torch.bfloat16, "conv", STATES).passed
 
