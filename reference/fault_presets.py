@@ -56,6 +56,13 @@ def _uneven_over_ranks(files: JsonFiles) -> None:
     text["linear_attn_config"] = text["linear_attn_config"] | {"num_heads": 6}
 
 
+def _forty_layers(files: JsonFiles) -> None:
+    """As deep as models are, and as narrow as this one is."""
+    config = files["config.json"]
+    config["indexer_types"] = [config["indexer_types"][n % 5] for n in range(40)]
+    config["num_hidden_layers"] = 40
+
+
 def _calibrated_cache(files: JsonFiles) -> None:
     """A scale in every layer for FP8 codes of what it caches."""
     files["config.json"]["day0check"] = {"calibrated_cache": True}
@@ -71,6 +78,7 @@ FAULT_PRESETS: dict[str, tuple[str, Change]] = {
     "fault-pools": ("tiny-glm-5.3", _overlapping_pools),
     "fault-ranks": ("tiny", _uneven_over_ranks),
     "fault-cache": ("tiny-deepseek-v3.2", _calibrated_cache),
+    "fault-deep": ("tiny-glm-5", _forty_layers),
     "fault-dsa": ("tiny-deepseek-v3.2", _magnitude_scaled),
 }
 # name -> forms in which its files store what the table of tensors lists plainly

@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,9 +79,12 @@ def counter_bits(name: str, start: int, stop: int) -> torch.Tensor:
     return x ^ _logical_shift(x, 31)
 
 
-def values(name: str, stored: Stored, recipe: Recipe, *, start: int = 0, stop: int | None = None) -> torch.Tensor:
-    """Values start:stop (flat) of tensor `name`, in its stored dtype."""
+def values(
+    name: str, stored: Stored, recipe: Recipe, *, start: int = 0, stop: int | None = None, seed: int = 0
+) -> torch.Tensor:
+    """Values start:stop (flat) of tensor `name`, in its stored dtype; other ones for each `seed`."""
     stop = math.prod(stored.shape) if stop is None else stop
+    name = f"{seed}/{name}" if seed else name
     bits = counter_bits(name, start, stop)
     if recipe.kind == "codes":
         alike = counter_bits(re.sub(r"experts\.\d+\.", "experts.", name), start, stop)
@@ -169,6 +172,7 @@ class Preset:
     name: str
     json_files: dict[str, dict[str, Any]]
     forms: tuple[Form, ...] = ()  # in which its files store what `table` lists plainly
+    seed: int = 0  # other values of every tensor
 
     def config(self) -> ModelConfig:
         return read_config(
@@ -183,14 +187,15 @@ class Preset:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         config = self.config()
-        drawn = ((n, values(n, stored, recipe).reshape(stored.shape)) for n, (stored, recipe) in self.table().items())
+        table = self.table().items()
+        drawn = ((n, values(n, stored, r, seed=self.seed).reshape(stored.shape)) for n, (stored, r) in table)
         for name, tensor in packed(drawn, forms=self.forms, config=config):
             yield from stored_as(name, tensor, forms=self.forms, head_width=config.kda and config.kda.dim)
 
     def digest(self) -> str:
         """Twelve hex digits of everything that decides the bytes."""
         decisive = [GENERATOR_VERSION, self.json_files, repr(list(self.table().items())), *self.forms]
-        text = json.dumps(decisive, sort_keys=True)
+        text = json.dumps([*decisive, self.seed] if self.seed else decisive, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -312,8 +317,11 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name. Raises KeyError(name)."""
-    return _PRESETS[name]()
+    """The preset of that name; "tiny@3" is "tiny" with the values of seed 3. Raises KeyError(name)."""
+    base, at, seed = name.partition("@")
+    if base not in _PRESETS or (at and not seed.isdecimal()):
+        raise KeyError(name)
+    return replace(_PRESETS[base](), seed=int(seed or 0))
 
 
 def write_preset(name: str, directory: str | os.PathLike[str]) -> Path:

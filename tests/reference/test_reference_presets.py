@@ -112,3 +112,15 @@ def test_names_and_digest():
     changed = preset("tiny")
     changed.json_files["config.json"]["text_config"]["rope_theta"] = 5000.0
     assert changed.digest() != preset("tiny").digest()
+
+
+def test_a_seed_changes_every_drawn_value_and_nothing_else():
+    """Catches a seed that some tensor ignores (a sweep over seeds would then repeat itself), and one that changes what
+    tensors there are; seed 0 is the preset itself."""
+    plain, other = dict(preset("tiny-glm-5").tensors()), dict(preset("tiny-glm-5@3").tensors())
+    assert {n: (t.dtype, t.shape) for n, t in plain.items()} == {n: (t.dtype, t.shape) for n, t in other.items()}
+    assert [n for n, t in plain.items() if torch.equal(t, other[n])] == []
+    assert preset("tiny@0").digest() == preset("tiny").digest() != preset("tiny@3").digest()
+    for name in ("tiny@", "tinny@3", "tiny@x"):
+        with pytest.raises(KeyError):
+            preset(name)
