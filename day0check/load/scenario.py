@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ PARTS = ("parameters", "wire", "tools", "interference", "speed")
 FAULTS_IN_A_ROW = 3  # after so many requests without an answer the endpoint is left alone
 FAULTY = ("refused", "stalled", "late", "dropped")
 SETTLE_S = 5.0
+START_S, START_LOOKS_S = 120.0, 0.25  # a server that is loading says so under /health
 PLAIN_TOKENS = 16
 TOKEN_IDS = (65, 98, 99, 66, 100, 101, 67, 102, 103, 68, 104, 105, 69)  # in the vocabulary of any model
 
@@ -140,9 +142,25 @@ async def half_of(events: dict[str, asyncio.Event]) -> None:
             task.cancel()
 
 
+async def until_started(asker: Asker) -> None:
+    """Waits for an endpoint that says of itself that it is not ready yet. Raises UsageError when it goes on so."""
+    end = time.monotonic() + START_S
+    while (health := await asker.client.get("/health")).status == 503:
+        if time.monotonic() > end:
+            raise UsageError(
+                f"/health has been answering 503 for {START_S:.0f} s: it is not ready yet",
+                where=asker.client.target.base,
+                todo="wait until the server has started, or look into its log",
+            )
+        await asyncio.sleep(START_LOOKS_S)
+    if health.fault == "unsent":
+        raise GivenUp("the bounds of this run were reached while the endpoint started")
+
+
 async def discover(asker: Asker) -> None:
     """Finds the served model and the API that works. Raises UsageError when nobody is there, GivenUp when nobody
     answers as an endpoint should."""
+    await until_started(asker)
     listed = await asker.client.get("/v1/models")
     if listed.fault == "refused":
         raise UsageError(

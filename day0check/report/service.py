@@ -39,8 +39,9 @@ def _service(name: str, figures: Mapping[str, Any]) -> Service:
         ("Throughput against latency", service_charts.throughput_chart(name, phases)),
         ("Timeline", service_charts.timeline_chart(name, phases)),
     )
-    tables = (_start(figures), _phases(figures.get("load") or {}), _interference(figures))
-    tables += (_exercised(figures), _counters(figures))
+    load = figures.get("load") or {}
+    tables = (_start(figures), _phases(load), _client(load), _exercised(figures), _interference(figures))
+    tables += (_counters(figures),)
     return Service(
         name,
         f"{words.count(int(figures.get('requests', 0)), 'request')} asked one by one or in groups, "
@@ -63,13 +64,11 @@ def _start(figures: Mapping[str, Any]) -> Table:
 def _phases(load: Mapping[str, Any]) -> Table:
     head = (
         *("phase", "requests", "failed", "first token, ms", "p90", "p99", "per token, ms", "TPOT, ms", "whole, ms"),
-        *("tokens/s", "requests/s", "objectives met", "client µs/token", "its lag, ms", "note"),
+        *("tokens/s", "requests/s", "objectives met", "note"),
     )
     lines = []
     for name, p in load.items():
         ttft, slo = p.get("ttft_ms", {}), p.get("slo")
-        lag = p.get("client", {}).get("loop_lag_ms", {})
-        note = "requests failed" if p.get("failed") else "client too slow" if p.get("client_bound") else "–"
         cells = (
             name,
             words.number(p.get("requests")),
@@ -78,17 +77,44 @@ def _phases(load: Mapping[str, Any]) -> Table:
             *(_short(p.get(k, {}).get("p50")) for k in ("itl_ms", "tpot_ms", "e2e_ms")),
             *(_short(p.get(k)) for k in ("output_tokens_per_s", "requests_per_s")),
             f"{slo['share']:.1%}" if slo else "–",
-            _short(p.get("client", {}).get("cpu_us_per_token")),
-            _short(lag.get("p90")),
-            note,
+            _note(p),
         )
         lines.append(Line(cells, "failed" if p.get("failed") else "not_run" if p.get("client_bound") else ""))
     return Table(head, tuple(lines), "Load: medians where nothing else is said", state_at=0)
 
 
+def _note(phase: Mapping[str, Any]) -> str:
+    if phase.get("failed"):
+        return "requests failed"
+    return "client too slow" if phase.get("client_bound") else "saturated" if phase.get("saturated") else "–"
+
+
+def _client(load: Mapping[str, Any]) -> Table:
+    """What the measuring itself cost: figures of a client at its limit are its own and not the endpoint's."""
+    head = ("phase", "CPU of one core", "CPU µs/token", "sent late by, ms, p90", "read late by, ms, p90", "verdict")
+    lines = []
+    for name, p in load.items():
+        own = p.get("client", {})
+        share = own.get("cpu_share")
+        cells = (
+            name,
+            "–" if share is None else f"{share:.1%}",
+            _short(own.get("cpu_us_per_token")),
+            *(_short(own.get(k, {}).get("p90")) for k in ("dispatch_lag_ms", "loop_lag_ms")),
+            p.get("client_bound") or "fast enough",
+        )
+        lines.append(Line(cells, "not_run" if p.get("client_bound") else ""))
+    return Table(head, tuple(lines), "The client that measured", state_at=0)
+
+
 def _short(value: Any) -> str:
     """Three digits: what a figure of a load is good for."""
     return "–" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _count(value: Any) -> str:
+    """A counter: whole where it counts things, short where it is a share."""
+    return words.number(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _interference(figures: Mapping[str, Any]) -> Table:
@@ -125,7 +151,5 @@ def _exercised(figures: Mapping[str, Any]) -> Table:
 def _counters(figures: Mapping[str, Any]) -> Table:
     counters = {k: v for k, v in (figures.get("counters") or {}).items() if v}
     names = sorted({name for values in counters.values() for name in values})
-    lines = tuple(
-        Line((moment, *(words.number(values.get(name)) for name in names))) for moment, values in counters.items()
-    )
+    lines = tuple(Line((moment, *(_count(values.get(name)) for name in names))) for moment, values in counters.items())
     return Table(("moment", *(n.replace("_", " ") for n in names)), lines, "Its own counters", state_at=-1)

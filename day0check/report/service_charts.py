@@ -61,7 +61,13 @@ def throughput_chart(name: str, phases: Phases) -> str:
             axes.plot(rates, [p90 for *_, p90 in points], "--s", color=LIGHT, markersize=3, label="nine of ten within")
         for concurrency, rate, p50, _ in points:
             axes.annotate(
-                str(concurrency), (rate, p50), xytext=(4, 4), textcoords="offset points", fontsize=8, color=INK
+                str(concurrency),
+                (rate, p50),
+                xytext=(0, -11),
+                textcoords="offset points",
+                fontsize=8,
+                color=INK,
+                ha="center",
             )
         axes.set_xlabel("output tokens per second", color=INK)
         axes.set_ylabel("first token, ms", color=INK)

@@ -37,6 +37,7 @@ BENIGN = (
     "short_context",
     "names_context",
     "preempts",
+    "starting",
 )
 CONTEXT = 600  # tokens, which are bytes
 PLACES = 24  # requests that fill the cache of the one that preempts
@@ -73,7 +74,7 @@ class Endpoint:
         self.first_image = ""
         self.passwords: list[str] = []
         self.seen: set[str] = set()
-        self.preemptions = 0
+        self.preemptions = self.looks = 0
         self.left = 0
 
     def app(self) -> web.Application:
@@ -88,7 +89,12 @@ class Endpoint:
         return app
 
     async def health(self, _: web.Request) -> web.Response:
-        return web.Response()
+        self.looks += 1
+        return web.Response(status=503 if self.is_starting else 200)
+
+    @property
+    def is_starting(self) -> bool:
+        return "starting" in self.flags and self.looks < 3
 
     async def models(self, _: web.Request) -> web.Response:
         model = {"id": "mock", "object": "model"}
@@ -198,7 +204,7 @@ class Endpoint:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.requests += 1
         chat = request.path.endswith("chat/completions")
-        if "slow_start" in self.flags and self.requests <= 6:
+        if self.is_starting or ("slow_start" in self.flags and self.requests <= 6):
             return web.json_response({"error": {"message": "loading the model"}}, status=503)
         if "dead" in self.flags or self.hung or "mute" in self.flags:
             await asyncio.sleep(3600)

@@ -121,11 +121,15 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def test_a_signal_in_the_load_loses_nothing(number: int, tmp_path: Path) -> None:
     """Would catch an hour of samples that Ctrl-C throws away, or a file that ends in half a line."""
     command = [sys.executable, "-m", "day0check.cli", "endpoint", "--out", str(tmp_path / "run"), "--part", "speed"]
-    command += ["--part", "wire", "--concurrency", "1,2", "--requests", "12"]
+    command += ["--part", "wire", "--concurrency", "1,2", "--requests", "24"]
     with (
         serving(Endpoint(delay_s=0.003)) as url,
         subprocess.Popen(
-            [*command, "--url", url], stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            [*command, "--url", url],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells turn it off in the background
         ) as process,
     ):
         samples, end = tmp_path / "run" / "samples.jsonl", time.monotonic() + WAIT_S
@@ -141,6 +145,15 @@ def test_a_signal_in_the_load_loses_nothing(number: int, tmp_path: Path) -> None
     assert "Traceback" not in message
     assert {"models", "whole/0", "stream/0"} <= {r["label"] for r in rows(tmp_path / "run" / "exchanges.jsonl")}
     phases = [r["phase"] for r in rows(samples)]
-    assert (phases.count("warmup"), phases.count("closed/1")) == (4, 12)
-    assert 0 < phases.count("closed/2") < 12  # those that had ended
+    assert (phases.count("warmup"), phases.count("closed/1")) == (4, 24)
+    assert 0 < phases.count("closed/2") < 24  # those that had ended
     assert not (tmp_path / "run" / "verdict.json").exists()
+
+
+def test_a_server_that_never_gets_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a verdict on a server that says of itself that it is still loading, and a wait without end."""
+    monkeypatch.setattr("day0check.load.scenario.START_S", 0.6)
+    with raw_server(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n") as url:
+        result = call(url, tmp_path / "run")
+    assert result.exit_code == ExitCode.USAGE
+    assert "not ready yet" in result.stderr

@@ -34,6 +34,7 @@ def figures(count: int, *, ttft: float, failed: int = 0) -> dict:
 def verdict(**changed) -> Verdict:
     row = {"label": "together/0/1", "same_text": False, "token": 3, "margin": 0.02, "delta_logprob": 0.01}
     row |= {"repeat_same_text": True, "repeat_delta_logprob": 0.0}
+    paths = [{"path": "warm prefix", "exercised": True, "proof": "64 tokens"}, {"path": "preemption", "proof": "none"}]
     measured = {
         "load": {
             "warmup": figures(2, ttft=9),
@@ -44,6 +45,7 @@ def verdict(**changed) -> Verdict:
         "most_in_flight": 8,
         "counters": {"after_<cancel>": {"running": 0.0}},
         "interference": [row],
+        "exercised": paths,
     } | changed
     return Verdict("ready", {"name": "m"}, "bf16", ("endpoint",), measured={"endpoint": measured, "seconds": 3.0})
 
@@ -88,3 +90,25 @@ def test_the_timeline_adds_up() -> None:
     assert abs(line["step_s"] * len(line["in_flight"]) - seconds) < 1e-9
     assert row["curves"]["ttft_ms"][0] == 20
     assert row["curves"]["ttft_ms"][-1] == 23
+
+
+def test_what_was_exercised_and_what_the_client_cost_are_shown() -> None:
+    """Would catch a path without proof that looks taken, and a slow client that hides behind the endpoint's figures."""
+    slow = figures(4, ttft=20) | {"client_bound": "the client itself read up to 9.0 ms late (p90)"}
+    quick = figures(4, ttft=20) | {"client_bound": "", "saturated": True}
+    (service,) = services(verdict(load={"closed/1": quick, "closed/2": slow}))
+    by_title = {t.title: t for t in service.tables}
+    assert [(r.cells[0], r.state) for r in by_title["What was exercised"].rows] == [
+        ("exercised", "passed"),
+        ("not exercised", "not_run"),
+    ]
+    client = by_title["The client that measured"]
+    assert [row.state for row in client.rows] == ["", "not_run"]
+    assert "9.0 ms late" in client.rows[1].cells[-1]
+    assert [row.cells[-1] for row in by_title["Load: medians where nothing else is said"].rows] == [
+        "saturated",
+        "client too slow",
+    ]
+    counters = verdict(counters={"before": {"prefix_hits": 10500.0, "kv_usage": 0.125}})
+    (table,) = [t for t in services(counters)[0].tables if t.title == "Its own counters"]
+    assert table.rows[0].cells == ("before", "0.125", "10,500")
