@@ -186,8 +186,8 @@ class Reader:
     def stack(self, prefix: str, part: str, config: ModelConfig) -> Stack:
         names = [f"{prefix}.experts.{e}.{part}.weight" for e in self.experts()]
         if config.moe.packed == "none":
-            return Stack(torch.stack([self(name) for name in names]), None)
-        scale = torch.stack([self(f"{name}_scale") for name in names])
+            return Stack(self._side_by_side(names), None)
+        scale = self._side_by_side([f"{name}_scale" for name in names])
         broken = (scale == NAN_EXPONENT).flatten(1).any(1).nonzero().flatten().tolist()
         if broken:
             raise InputError(
@@ -195,7 +195,17 @@ class Reader:
                 where=f"{self.checkpoint.directory}: {names[broken[0]]}_scale",
                 todo="the checkpoint is damaged or was quantised wrongly",
             )
-        return Stack(torch.stack([self(f"{name}_packed") for name in names]), scale)
+        return Stack(self._side_by_side([f"{name}_packed" for name in names]), scale)
+
+    def _side_by_side(self, names: Sequence[str]) -> Tensor:
+        """Tensors of one shape as [names, ...], read one after the other into memory taken once: a list of them beside
+        their stack would hold every expert twice, and small pieces given back leave holes that stay resident."""
+        first = self(names[0])
+        every = first.new_empty(len(names), *first.shape)
+        every[0] = first
+        for number, name in enumerate(names[1:], 1):
+            every[number] = self(name)
+        return every
 
 
 def read_model(

@@ -8,6 +8,7 @@ from day0check.accelerated.batch import Part, make_batch
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.memory import storages
 from day0check.accelerated.ops import TABLE, WEIGHTS
+from day0check.accelerated.weights import Reader
 from day0check.probe.memory import Allocations
 from day0check.probe.recorder import Caller, Recorder
 from day0check.probe.registry import Operators
@@ -28,6 +29,24 @@ def test_an_engine_holds_its_tensors_as_stored_and_the_workspace_once():
     )
     held = storages(engine) - engine.workspace.bytes
     assert abs(held / stored - 1) < 0.01
+
+
+def test_experts_are_stacked_without_a_second_copy_of_them():
+    """Catches a loader that reads all experts of a layer before it puts them together: that holds a layer twice."""
+
+    class Drawn:
+        """A checkpoint whose tensors are made when they are read."""
+
+        config = Checkpoint(preset_dir("tiny")).config
+
+        def tensor(self, name: str) -> torch.Tensor:
+            return torch.full((64, 2 if name.endswith("scale") else 32), 120, dtype=torch.uint8)
+
+    with Allocations() as taken:
+        stack = Reader(Drawn(), torch.bfloat16, CPU).stack("layers.1", "w1", Drawn.config)
+    kept = stack.weight.numel() + stack.scale.numel()
+    assert stack.weight.shape[0] == Drawn.config.moe.experts > 8
+    assert taken.peak_bytes < 1.25 * kept
 
 
 def test_a_decode_step_keeps_nothing_and_takes_no_large_memory():
