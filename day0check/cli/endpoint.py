@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from day0check.types import Verdict
 
 PARTS = ("parameters", "wire", "tools", "interference", "speed")
+SWEEP = "1,2,4,8,16,32,64,128"
 SLOS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 
 
@@ -100,7 +101,7 @@ class Wanted:
     "--time-limit", "time_limit_s", type=Duration(), default="60s", show_default=True, help="Of each request."
 )
 @click.option("--stall", "stall_s", type=Duration(), default="20s", show_default=True, help="Longest silence.")
-@click.option("--concurrency", type=Counts(), default="1,2,4,8", show_default=True, help="Closed loops of the sweep.")
+@click.option("--concurrency", type=Counts(), default=SWEEP, show_default=True, help="Sweep, until it saturates.")
 @click.option("--requests", type=click.IntRange(1, 10000), default=32, show_default=True, help="Of each load phase.")
 @click.option("--rate", "rate_per_s", type=click.FloatRange(0, min_open=True), help="Of the open loop, per second.")
 @click.option("--arrivals", type=click.Choice(("poisson", "constant")), default="poisson", show_default=True)

@@ -22,6 +22,7 @@ CURVE_STEPS, TIMELINE_STEPS = 20, 48
 MOST_LAG_MS = 5.0
 MOST_LAG_SHARE = 0.1  # of the median chunk gap or first-token time: more than that is the client's own time
 MOST_CPU_SHARE = 0.85
+BUSY = (429, 503)  # come back later: a clear no to more at once than there is room for
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ def summary(samples: Sequence[Timing], load: Load, *, slos: Mapping[str, float])
     row: dict[str, Any] = {
         "requests": len(samples),
         "failed": len(samples) - len(good),
+        "busy": sum(r.status in BUSY for r in load.replies),
         **({"failure": next(s.failure for s in samples if not s.ok)} if len(good) < len(samples) else {}),
         "seconds": seconds,
         "requests_per_s": len(good) / seconds,

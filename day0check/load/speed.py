@@ -19,7 +19,7 @@ from day0check.load.trace import Due
 from day0check.load.traffic import Load, OwnCost, Send, closed_loop, open_loop
 
 WARMUP = "warmup"
-SATURATED_GAIN = 1.05  # less throughput than this from twice the concurrency ends the sweep
+SATURATED_GAIN = 1.05  # less throughput than this from twice the concurrency ends the sweep, and so does a clear no
 OPEN_SHARE = 0.7  # of the best closed-loop rate, where the open loop runs when no rate is given
 _FIRST_PROMPT = 1000
 
@@ -66,7 +66,7 @@ async def run_speed(
         count = max(plan.requests, 4 * concurrency)
         phase = await run(f"closed/{concurrency}", closed_loop(given.send, count=count, concurrency=concurrency))
         rate = phase.figures["output_tokens_per_s"]
-        if rate < best * SATURATED_GAIN:
+        if rate < best * SATURATED_GAIN or phase.figures["busy"]:
             phase.figures["saturated"] = True
             break
         best = max(best, rate)

@@ -79,13 +79,14 @@ def _phases(load: Mapping[str, Any]) -> Table:
             f"{slo['share']:.1%}" if slo else "–",
             _note(p),
         )
-        lines.append(Line(cells, "failed" if p.get("failed") else "not_run" if p.get("client_bound") else ""))
+        unjudged = p.get("client_bound") or (p.get("failed") and p["failed"] == p.get("busy"))
+        lines.append(Line(cells, "not_run" if unjudged else "failed" if p.get("failed") else ""))
     return Table(head, tuple(lines), "Load: medians where nothing else is said", state_at=0)
 
 
 def _note(phase: Mapping[str, Any]) -> str:
     if phase.get("failed"):
-        return "requests failed"
+        return "more than it takes" if phase["failed"] == phase.get("busy") else "requests failed"
     return "client too slow" if phase.get("client_bound") else "saturated" if phase.get("saturated") else "–"
 
 
