@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: targets start-embedded test-targets bench-endpoint
-.PHONY: run test test-slow bench long oldest benign selftest families upstream lint clean
+.PHONY: run test test-slow bench long oldest benign benign-kinds benign-runs selftest families upstream lint clean
 run: $(STAMP)            ## the main job: the embedded reference beside the embedded accelerated path
 	$(BIN)/day0check run
 
@@ -20,6 +20,12 @@ test-slow: $(STAMP)      ## the proofs that take minutes
 benign: $(STAMP)         ## how often healthy operators raise an alarm: 1,000 runs of each, goes on where it was stopped
 	PYTHONPATH=tests $(BIN)/python tests/compare/benign_sweep.py --runs $(or $(RUNS),1000) --jobs 2 \
 		--profile $(or $(PROFILE),bf16) --state reports/benign-$(or $(PROFILE),bf16).jsonl
+
+benign-kinds: $(STAMP)   ## legal variants x small presets x ten seeds through the main job; goes on where it was stopped
+	PYTHONPATH=tests $(BIN)/python tests/benign/kinds_sweep.py --seeds $(or $(SEEDS),10) --jobs 2
+
+benign-runs: $(STAMP)    ## 200 whole runs over presets, cases and profiles: how often not ready; goes on likewise
+	PYTHONPATH=tests $(BIN)/python tests/benign/whole_runs.py --runs $(or $(RUNS),200) --jobs 2
 
 schedules: $(STAMP)      ## random schedules of the engine against the reference: 1,000 of them, goes on where it was stopped
 	PYTHONPATH=tests $(BIN)/python tests/schedules/random_schedules.py --runs $(or $(RUNS),1000) --jobs 2
