@@ -41,7 +41,11 @@ def _score(q: Any, *, weights: Any, keys: Any, owner: Any, **_: Any) -> Cost:
 
 
 def _select(scores: Any, *, k: int, **_: Any) -> Cost:
-    return Cost(0.0, size(scores) + scores.shape[0] * k * 4.0)
+    """Up to k keys all are taken and nothing is compared; beyond, a bitonic network keeps the k best of n with about
+    n log2(k) (log2(k) + 1) / 2 pairs of minimum and maximum (Batcher 1968)."""
+    n, steps = scores.shape[-1], math.log2(k) if k > 1 else 1.0
+    compared = scores.numel() * steps * (steps + 1) if n > k else 0.0
+    return Cost(compared, size(scores) + scores.shape[0] * k * 4.0)
 
 
 def _attention(q: Any, *, keys: Any, values: Any, visible: Any, **_: Any) -> Cost:

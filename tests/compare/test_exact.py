@@ -166,3 +166,22 @@ def test_counts_add_up_and_the_smallest_power_stays():
     assert whole.statistics["illegal"] == 5
     assert whole.power == 0.01
     assert "illegal" in COUNTS
+
+
+def test_a_sum_with_a_float32_argument_may_be_met_in_float32():
+    """Catches a false alarm on a fused projection and addition, whose float32 sum is rounded a second time; a result
+    that neither way gives is still found, and so is the second rounding where both arguments are bfloat16."""
+    x = torch.full((3, 8), 1.0, dtype=torch.bfloat16)
+    tie = torch.full((3, 8), 2.0**-8 + 2.0**-30)  # above a tie of bfloat16; float32 gives the tie, and that goes down
+    replay = Replay(CONTRACTS["residual.add"], {"x": x, "y": tie})
+    once, twice = torch.full_like(x, 1 + 2.0**-7), torch.full_like(x, 1.0)
+    assert torch.equal((x.float() + tie).bfloat16(), twice)
+    for legal in (once, twice):
+        assert judge_exact(replay, (legal,))[0].passed
+    mixed = torch.where(torch.arange(8) % 2 == 0, once, twice)
+    assert judge_exact(replay, (mixed,))[0].passed
+    mixed[1, 3] = 1 + 2.0**-6
+    (wrong,) = judge_exact(replay, (mixed,))
+    assert (wrong.passed, wrong.row) == (False, 1)
+    plain = Replay(CONTRACTS["residual.add"], {"x": x, "y": torch.full_like(x, 0.5)})
+    assert not judge_exact(plain, (torch.full_like(x, 1.5) + 2.0**-7,))[0].passed

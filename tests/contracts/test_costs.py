@@ -31,3 +31,12 @@ def test_a_kernel_with_other_arguments_has_no_model():
     """Catches a fused kernel that is judged by the model of another call."""
     assert cost_of("dsa.attention", torch.zeros(2, 3, 4), pool=torch.zeros(1, 2, 4)) is None
     assert cost_of("moe.experts", torch.zeros(2, 3), packed="mine") is None
+
+
+def test_a_selection_compares_nothing_up_to_k_keys():
+    """Catches a model without the step that every selection may have where k keys are passed: the check of costs then
+    accuses a healthy one."""
+    few, many = (cost_of("dsa.select", torch.zeros(4, n), k=64) for n in (64, 65))
+    assert few.operations == 0
+    assert many.operations == 4 * 65 * 6 * 7
+    assert many.bytes - few.bytes == 4 * 4
