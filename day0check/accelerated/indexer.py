@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from day0check.accelerated import records
+from day0check.accelerated.batch import Batch
 from day0check.accelerated.weights import Index
 from day0check.probe.recorder import Here
 from day0check.probe.rows import RowMap
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from day0check.accelerated.layers import Step
 
 SCORE_BYTES = 256 << 20  # of the scores of one layer that exist at once; a single row may need more
+CAUSAL_ROWS = 256  # of one request that are scored at a time, against no key behind the last of them
 
 
 def pick(step: Step, at: Here, layer: int, x: Tensor, latent_query: Tensor, p: Index) -> Tensor:
@@ -55,20 +57,34 @@ def pick(step: Step, at: Here, layer: int, x: Tensor, latent_query: Tensor, p: I
 def _choose(step: Step, at: Here, q: Tensor, weights: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
     """Positions int32 [rows, k] of the best of the first `visible` [rows] of `keys` [batch, n, dI], -1 for none.
 
-    Scores [rows, n] are made and read for as many rows at a time as `SCORE_BYTES` has room for.
+    Scores [rows, n] are made and read for a tile of rows at a time.
     """
-    i, batch, rows = step.config.index, step.batch, q.shape[0]
+    i, batch = step.config.index, step.batch
     threshold = i.threshold if i.select == "threshold" else None
-    size = max(1, SCORE_BYTES // (4 * max(1, keys.shape[1])))
-    picked = []
-    for start in range(0, rows, size):
-        some = slice(start, min(start + size, rows))
-        tiled = {"row_map": batch.rows.take(range(some.start, some.stop))} if rows > size and step.watched() else {}
-        own = {"weights": weights[some], "keys": keys, "owner": batch.owner[some]}
+    tiles, picked = _tiles(batch, i.pool, keys.shape[1]), []
+    for some, seen_keys in tiles:
+        tiled = {"row_map": batch.rows.take(range(some.start, some.stop))} if len(tiles) > 1 and step.watched() else {}
+        own = {"weights": weights[some], "keys": keys[:, :seen_keys], "owner": batch.owner[some]}
         scores = at("dsa.score", q[some], **tiled, **own, scale=i.dim**-0.5)
         seen = visible[some]
         picked.append(at("dsa.select", scores, **tiled, k=i.topk // i.pool, visible=seen, threshold=threshold))
     return picked[0] if len(picked) == 1 else torch.cat(picked)
+
+
+def _tiles(batch: Batch, pool: int, keys: int) -> list[tuple[slice, int]]:
+    """Which rows are scored at a time, and how many keys from the first on the last of them sees.
+
+    Rows that decode, or belong to several requests, are as many at a time as `SCORE_BYTES` has room for, and may see
+    all `keys`. A prompt that comes alone sees half of its keys on average: those behind a tile are left out.
+    """
+    rows = batch.ids.shape[0]
+    size = max(1, SCORE_BYTES // (4 * max(1, keys)))
+    alone = batch.phase == "prefill" and len(batch.parts) == 1 and rows == len(batch.parts[0].tokens)
+    if not alone or rows <= CAUSAL_ROWS:
+        return [(slice(start, min(start + size, rows)), keys) for start in range(0, rows, size)]
+    size, first = min(size, CAUSAL_ROWS), batch.parts[0].start
+    slices = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+    return [(some, min(keys, max(1, (first + some.stop) // pool))) for some in slices]
 
 
 def _write_pools(step: Step, at: Here, layer: int, x: Tensor, key: Tensor, p: Index) -> None:

@@ -7,12 +7,15 @@ once `strict_sums` has forbidden the shortcuts.
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 SCALE_COLUMNS = 128  # columns of a row that share the scale of its FP8 codes
 BLOCK_ELEMENTS = 1 << 22  # largest float32 intermediate of a blocked operator: 16 MiB
+COPIED_BYTES = 64 << 20  # of a CPU's float32 copies of weights that are kept
 CACHE_ELEMENTS = 1 << 16  # of a block that passes over its rows several times on a CPU: what the caches hold
 
 
@@ -24,7 +27,34 @@ def wide(x: Tensor) -> Tensor:
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T unrounded: `x` [..., in], `weight` [out, in], result in the wide type of `x`."""
     a = wide(x)
-    return a @ weight.to(a.dtype).T
+    return a @ widened(weight, a.dtype).T
+
+
+_copies: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
+
+
+def widened(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """`weight` in the wide type `dtype`. What a CPU has to copy for that is kept as long as the weight lives, up to
+    COPIED_BYTES for all weights together: a decode step would make the same copies again and again."""
+    if weight.dtype == dtype:
+        return weight
+    known = _copies.get(id(weight))
+    if known is not None and known[0]() is weight and known[1] == weight._version and known[2].dtype == dtype:
+        return known[2]
+    copy = weight.to(dtype)
+    if weight.device.type == "cpu" and _room_for(copy):
+        key = id(weight)
+        _copies[key] = (weakref.ref(weight, lambda _: _copies.pop(key, None)), weight._version, copy)
+    return copy
+
+
+def _room_for(copy: Tensor) -> bool:
+    return copied_bytes() + copy.numel() * copy.element_size() <= COPIED_BYTES
+
+
+def copied_bytes() -> int:
+    """Bytes of the wide copies that are kept now."""
+    return sum(copy.numel() * copy.element_size() for _, _, copy in list(_copies.values()))
 
 
 def dequantised(x: Tensor, scale: Tensor) -> Tensor:
@@ -40,14 +70,14 @@ def linear(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, x_scale: Te
     if x_scale is not None:
         return linear(dequantised(x, x_scale), weight=weight, bias=bias).to(weight.dtype)
     if x.device.type != "cpu" or x.dtype in (torch.float32, torch.float64):
-        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        return F.linear(x, widened(weight, x.dtype), None if bias is None else bias.to(x.dtype))
     y = product(x, weight)
     return (y if bias is None else y + wide(bias)).to(x.dtype)
 
 
 def per_head(x: Tensor, *, weight: Tensor) -> Tensor:
     """x_h W_h for every head: `x` [rows, H, in], `weight` [H, in, out], result [rows, H, out] in the type of `x`."""
-    a, w = (x, weight.to(x.dtype)) if x.device.type != "cpu" else (wide(x), weight.to(wide(x).dtype))
+    a, w = (x, weight.to(x.dtype)) if x.device.type != "cpu" else (wide(x), widened(weight, wide(x).dtype))
     return torch.bmm(a.transpose(0, 1), w).transpose(0, 1).to(x.dtype)
 
 

@@ -21,15 +21,17 @@ def attention(q: Tensor, *, keys: Tensor, values: Tensor, owner: Tensor, visible
     out = q.new_zeros(rows, heads, values.shape[-1])
     # on a CPU few rows at a time: their scores stay in its caches, and keys that come after all of them are left out
     limit = CPU_SCORES if q.device.type == "cpu" else BLOCK_ELEMENTS
-    size = max(1, limit // (heads * KEY_BLOCK))
+    # few rows see many keys at a time instead
+    block = max(KEY_BLOCK, limit // (heads * max(1, rows)) // KEY_BLOCK * KEY_BLOCK)
+    size = max(1, limit // (heads * block))
     for request, rows_of_it in by_owner(owner, keys.shape[0]):
         k, v = wide(keys[request]).permute(1, 2, 0), wide(values[request]).transpose(0, 1)
         for mine in split_rows(rows_of_it, size):
-            out[mine] = _flash(q[mine], k, v, visible[mine], scale)
+            out[mine] = _flash(q[mine], k, v, visible[mine], scale, block)
     return out
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
+def _flash(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, block: int) -> Tensor:
     """Online softmax: `q` [m, H, d], `k` [Hk, d, n], `v` [Hk, n, dv], `visible` [m]; result [m, H, dv]."""
     m, heads, _ = q.shape
     shared = k.shape[0] == 1
@@ -39,8 +41,8 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Te
     top = a.new_full(a.shape[:2], float("-inf"))
     total, summed = a.new_zeros(a.shape[:2]), a.new_zeros(*a.shape[:2], v.shape[-1])
     seen_by_all, seen_by_one = (int(n) for n in torch.aminmax(visible)) if m else (0, 0)
-    for start in range(0, min(k.shape[2], seen_by_one), KEY_BLOCK):
-        stop = min(start + KEY_BLOCK, k.shape[2])
+    for start in range(0, min(k.shape[2], seen_by_one), block):
+        stop = min(start + block, k.shape[2])
         s = torch.matmul(a, k[:, :, start:stop]).mul_(scale)
         if stop > seen_by_all:
             s.masked_fill_(torch.arange(start, stop, device=q.device) >= limit.unsqueeze(-1), float("-inf"))

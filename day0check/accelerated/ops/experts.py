@@ -18,6 +18,7 @@ GROUP = 32  # columns of one weight row that share an E8M0 exponent
 LARGEST_SHIFT, SMALLEST_SHIFT = 12, -18  # a code shifted below that is zero in E4M3 whatever it was
 SMALLEST_EXACT = -2  # of the shifts at which every code keeps its value
 MAGNITUDES = 0x7777777777777777  # of sixteen codes, without their signs
+FEW_PAIRS = 64  # of a row and an expert, that a CPU sorts sooner without tensors
 GROUP_ELEMENTS = 1 << 20  # of the decoded weights of experts that are computed in one product
 TILE_BYTES, DEVICE_TILE_BYTES = 1 << 17, 1 << 23  # packed bytes converted at a time
 HIGHEST_REFERENCE = 248  # 2^(248 - 127 + 6) is the largest power of two of float32
@@ -68,7 +69,14 @@ def route(
 
 
 def _best(values: Tensor, k: int) -> Tensor:
-    """Columns of the k largest of each row, the lower column first among equal ones."""
+    """Columns of the k largest of each row, the lower column first among equal ones.
+
+    A CPU sees whether plain top-k gives the same: where neither ties nor NaN decide, that is.
+    """
+    if values.device.type == "cpu" and k < values.shape[1]:
+        found = values.topk(k + 1, -1)
+        if bool((found.values[:, :-1] > found.values[:, 1:]).all()):
+            return found.indices[:, :k]
     return ordered(values, torch.arange(values.shape[1], device=values.device)).topk(k, -1).indices
 
 
@@ -77,6 +85,9 @@ def dispatch(x: Tensor, *, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, T
 
     Returns y [pairs, L], the pair number row * k + choice of each, the active experts, and their offsets into y.
     """
+    if x.device.type == "cpu" and ids.numel() <= FEW_PAIRS:
+        order, active, offsets = (torch.tensor(n, dtype=torch.int64) for n in _sorted_pairs(ids.flatten().tolist()))
+        return x.index_select(0, order.div(ids.shape[1], rounding_mode="floor")), order, active, offsets
     flat = ids.flatten()
     count = torch.bincount(flat + 1, minlength=experts + 1)[1:]
     order = torch.argsort(flat, stable=True)[flat.numel() - int(count.sum()) :]
@@ -84,6 +95,17 @@ def dispatch(x: Tensor, *, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, T
     offsets = torch.zeros(active.numel() + 1, dtype=torch.int64, device=x.device)
     torch.cumsum(count[active], 0, out=offsets[1:])
     return x.index_select(0, order.div(ids.shape[1], rounding_mode="floor")), order, active, offsets
+
+
+def _sorted_pairs(ids: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """The numbers of the pairs that go somewhere by expert, the active experts, and where each one's pairs begin."""
+    order = sorted((pair for pair, expert in enumerate(ids) if expert >= 0), key=ids.__getitem__)
+    active, offsets = [], []
+    for place, pair in enumerate(order):
+        if not active or ids[pair] != active[-1]:
+            active.append(ids[pair])
+            offsets.append(place)
+    return order, active, [*offsets, len(order)]
 
 
 def combine(y: Tensor, *, order: Tensor, weights: Tensor) -> Tensor:
@@ -132,7 +154,10 @@ def _convert_some(
 ) -> None:
     """Converts `experts` [A] into `payload` [A, N, K] and `block_scale` [A, N, blocks] and adds to `lost` [1]."""
     codes = packed.index_select(0, experts)
-    exponents = scale.index_select(0, experts).to(torch.int32)
+    exponents = scale.index_select(0, experts)
+    if packed.device.type == "cpu" and _converted_plainly(codes, exponents, payload, block_scale):
+        return
+    exponents = exponents.to(torch.int32)
     groups = exponents.shape[2]
     occupied = (codes.view(torch.int64) & MAGNITUDES).view(*exponents.shape, -1).ne(0).any(-1)
     reference = _block_exponent(exponents, occupied, block_scale.shape[2])
@@ -145,6 +170,31 @@ def _convert_some(
     block_scale.copy_(_power_of_two(reference - 121))
     if int(shift.amin()) < SMALLEST_EXACT:
         lost += tables[1].index_select(0, entry).sum()
+
+
+def _converted_plainly(codes: Tensor, exponents: Tensor, payload: Tensor, block_scale: Tensor) -> bool:
+    """Converts where the exponents of every block lie so close together that nothing can be lost, whatever the codes
+    are; False, with nothing written, where they do not, or blocks are not whole."""
+    groups = exponents.shape[2]
+    per_block = min(groups, SCALE_COLUMNS // GROUP)
+    if not groups or groups % per_block:
+        return False
+    blocks = exponents.unflatten(2, (-1, per_block))
+    low = blocks.amin(-1, keepdim=True)
+    shift = blocks - low
+    if int(shift.max()) > LARGEST_SHIFT or int(low.max()) > HIGHEST_REFERENCE:
+        return False
+    table = shift.to(torch.int32).add_(-SMALLEST_SHIFT).mul_(256).flatten(2)
+    entry = (codes.view(*exponents.shape, -1) + table.unsqueeze(-1)).flatten()
+    payload.view(torch.uint8).view(torch.int16).copy_(_tables(codes.device)[0].index_select(0, entry).view(codes.shape))
+    block_scale.copy_(_powers(codes.device).index_select(0, low.flatten().to(torch.int32)).view(block_scale.shape))
+    return True
+
+
+@functools.lru_cache(maxsize=4)
+def _powers(device: torch.device) -> Tensor:
+    """The scale of a block whose exponent of shift zero is each of 0 to HIGHEST_REFERENCE."""
+    return _power_of_two(torch.arange(HIGHEST_REFERENCE + 1, dtype=torch.int32) - 121).to(device)
 
 
 def _block_exponent(exponents: Tensor, occupied: Tensor, blocks: int) -> Tensor:

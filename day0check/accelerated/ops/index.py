@@ -10,6 +10,7 @@ from day0check.accelerated.ops.arithmetic import by_owner, cached_rows, linear, 
 
 SCORE_BLOCK = 1024  # keys whose products with the heads of a block of rows are held at once
 DOT_ELEMENTS = 1 << 20  # of these products: 4 MiB
+FEW_DOTS = 1 << 18  # up to which a step of few rows makes them in one product
 SELECT_BLOCK = 256
 NONE = torch.iinfo(torch.int64).min
 
@@ -44,14 +45,15 @@ def score(q: Tensor, *, weights: Tensor, keys: Tensor, owner: Tensor, scale: flo
     groups = by_owner(owner, keys.shape[0])
     if sum(_count(mine) for _, mine in groups) < rows:
         out.zero_()  # padding rows
-    size = max(1, DOT_ELEMENTS // (heads * SCORE_BLOCK))
+    block = max(SCORE_BLOCK, FEW_DOTS // (heads * max(1, rows)))  # few rows meet many keys at a time
+    size = max(1, DOT_ELEMENTS // (heads * block))
     for request, rows_of_it in groups:
         k = wide(keys[request])
         for mine in split_rows(rows_of_it, size):
             flat, own = a[mine].flatten(0, 1), w[mine]
-            for start in range(0, k.shape[0], SCORE_BLOCK):
-                dots = (flat @ k[start : start + SCORE_BLOCK].T).relu_().view(own.shape[0], heads, -1)
-                out[mine, start : start + SCORE_BLOCK] = torch.bmm(own, dots).squeeze(1)
+            for start in range(0, k.shape[0], block):
+                dots = (flat @ k[start : start + block].T).relu_().view(own.shape[0], heads, -1)
+                out[mine, start : start + block] = torch.bmm(own, dots).squeeze(1)
     return out
 
 
@@ -105,24 +107,44 @@ def _plainly(
     A row is sure when the best score that is left out is smaller than the worst that is chosen: then no tie and no NaN
     decides. A row that sees no more than k keys is sure as well: it takes all of them.
     """
-    rows, n = scores.shape
-    found = torch.full((rows, k), -1, dtype=torch.int64)
-    hidden = columns >= visible
+    n = scores.shape[1]
     few = visible.squeeze(1) <= k
-    if n > k:
-        seen = scores.masked_fill(hidden, float("-inf"))
-        best = seen.topk(k + 1, dim=-1)
-        # where a NaN comes out, and what else comes out beside it, differs between builds of torch
-        clear = (best.values[:, k - 1] > best.values[:, k]) & ~seen.isnan().any(1) | few
-        found.copy_(best.indices[:, :k])
-    else:
-        clear = few
     every = torch.arange(k)
-    found = torch.where(few.unsqueeze(1), torch.where(every < visible, every, -1), found)
+    if n > k:
+        seen = scores.masked_fill(columns >= visible, float("-inf"))
+        values, places = _largest(seen, k + 1)
+        least = values.argmin(1, keepdim=True)  # the best that is left out: any of the smallest, if there are several
+        worst = values.scatter(1, least, float("inf")).amin(1)
+        # where a NaN comes out, and what else comes out beside it, differs between builds of torch
+        clear = (worst > values.gather(1, least).squeeze(1)) & ~seen.sum(1).isnan() | few
+        found = torch.where(every < least, places[:, :k], places[:, 1:])  # all but that one
+        found = torch.where(few.unsqueeze(1), torch.where(every < visible, every, -1), found)
+    else:
+        clear, found = few, torch.where(every < visible, every, -1)
     if threshold is not None:
         reached = scores.gather(1, found.clamp(0, max(0, n - 1))) >= threshold if n else found < 0
         found = torch.where((found >= 0) & reached, found, -1)
     return found.to(torch.int32), clear
+
+
+def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` largest values of each row of `scores` [rows, n] and where they are, both [rows, k], in any order.
+
+    Of a long row the largest of every few columns go first: the k largest lie among the columns that stand for the k
+    largest of those.
+    """
+    n = scores.shape[1]
+    if n < 12 * k:
+        return scores.topk(k, dim=-1, sorted=False)
+    width = 4 if n < 48 * k else 8
+    groups = -(-n // width)
+    if groups * width > n:
+        scores = F.pad(scores, (0, groups * width - n), value=float("-inf"))
+    grouped = scores.view(-1, width, groups)
+    best = grouped.amax(1).topk(k, dim=-1, sorted=False).indices
+    among = grouped.gather(2, best.unsqueeze(1).expand(-1, width, -1)).flatten(1)
+    values, places = among.topk(k, dim=-1, sorted=False)
+    return values, best.gather(1, places % k) + places.div(k, rounding_mode="floor") * groups
 
 
 def _ranked(scores: Tensor, columns: Tensor, visible: Tensor, k: int, threshold: float | None) -> Tensor:

@@ -1,8 +1,9 @@
 """Kimi delta attention of the fast path: chunked over a prompt, recurrent over single tokens.
 
 Inside a chunk, decays are only ever formed as exp of a non-positive difference of cumulated logs: pairs inside a
-sub-chunk of 16 tokens directly, pairs across sub-chunks as a product of two decays that meet at the later sub-chunk's
-start. Neither can overflow, and logs are cumulated in float64 so that a far-decayed chunk keeps its small differences.
+sub-chunk of 4 tokens directly, pairs of two neighbouring blocks (of 4, then of 8, 16, ...) as a product of two decays
+that meet where the blocks do. Neither can overflow, and logs are cumulated in float64 so that a far-decayed chunk keeps
+its small differences.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from day0check.accelerated.ops.arithmetic import linear, row_blocks, wide
+from day0check.accelerated.ops.arithmetic import BLOCK_ELEMENTS, linear, row_blocks, wide
 
-SUB_CHUNK = 16
+SUB_CHUNK = 4
+PAIR_ELEMENTS = 1 << 19  # of the decays of pairs that exist at once on a CPU
 L2_EPS = 1e-6
 
 
@@ -122,7 +124,9 @@ def _token(operands: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]
 def _chunked(operands: tuple[Tensor, ...], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """All rows of one request, `chunk` at a time: operands [T, H, ...], `state` [H, dk, dv]."""
     rows = operands[0].shape[0]
-    size = min(chunk, max(SUB_CHUNK, rows))
+    size = SUB_CHUNK
+    while size < min(chunk, rows):
+        size *= 2
     count = -(-rows // size)
     # padding tokens have beta = 0, g = 0: they leave the state as it is
     q, k, v, g = (
@@ -133,7 +137,8 @@ def _chunked(operands: tuple[Tensor, ...], state: Tensor, chunk: int) -> tuple[T
     heads, dk, dv = q.shape[1], q.shape[3], v.shape[3]
     y = v.new_empty(count, heads, size, dv)
     per_chunk = heads * size * max(SUB_CHUNK * dk, size, dv)
-    for block in row_blocks(count, per_chunk):
+    limit = PAIR_ELEMENTS if q.device.type == "cpu" else BLOCK_ELEMENTS
+    for block in row_blocks(count, per_chunk, limit=limit):
         local = _inside(q[block], k[block], v[block], g[block], beta[block])
         for i, (u, w, reach, read, write, keep) in enumerate(zip(*local, strict=True), start=block.start):
             fresh = u - w @ state
@@ -163,22 +168,33 @@ def _inside(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[T
 def _decayed_pairs(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
     """sum_d left_i,d right_j,d exp(total_i,d - total_j,d) for j <= i (the rest is undefined but finite).
 
-    `left` [m, n, H, C, d], `right` and `total` [n, H, C, d]; result [m, n, H, C, C].
+    `left` [m, n, H, C, d], `right` and `total` [n, H, C, d], result [m, n, H, C, C]; C is
+    SUB_CHUNK times a power of two.
     """
     size = right.shape[2]
     out = right.new_zeros(*left.shape[:-1], size)
-    for start in range(0, size, SUB_CHUNK):
-        here = slice(start, min(start + SUB_CHUNK, size))
-        mine = total[:, :, here]
-        difference = (mine.unsqueeze(3) - mine.unsqueeze(2)).clamp_(max=0.0)  # above the diagonal it would grow
-        weighted = torch.exp(difference.to(right.dtype)) * right[:, :, here].unsqueeze(2)  # [n, H, i, j, d]
-        out[..., here, here] = torch.einsum("mnhid,nhijd->mnhij", left[..., here, :], weighted)
-        if start:
-            meet = total[:, :, start - 1 : start]
-            queries = left[..., here, :] * torch.exp(mine - meet).to(right.dtype)
-            keys = right[:, :, :start] * torch.exp(meet - total[:, :, :start]).to(right.dtype)
-            out[..., here, :start] = queries @ keys.transpose(-1, -2)
+    blocks = (size // SUB_CHUNK, SUB_CHUNK)
+    mine = total.unflatten(2, blocks)
+    difference = (mine.unsqueeze(4) - mine.unsqueeze(3)).to(right.dtype).clamp_(max=0.0)  # above the diagonal it grows
+    weighted = difference.exp_().mul_(right.unflatten(2, blocks).unsqueeze(3))  # [n, H, blocks, i, j, d]
+    direct = weighted @ left.unflatten(3, blocks).movedim(0, -1)  # [n, H, blocks, i, j, m]
+    _diagonal(out, SUB_CHUNK).copy_(direct.permute(5, 0, 1, 3, 4, 2))
+    half = SUB_CHUNK
+    while half < size:
+        pairs = (size // (2 * half), 2, half)
+        earlier, later = total.unflatten(2, pairs).unbind(3)
+        meet = earlier[:, :, :, -1:]
+        queries = left.unflatten(3, pairs)[:, :, :, :, 1] * torch.exp(later - meet).to(right.dtype)
+        keys = right.unflatten(2, pairs)[:, :, :, 0] * torch.exp(meet - earlier).to(right.dtype)
+        across = queries @ keys.transpose(-1, -2)
+        _diagonal(out, 2 * half)[..., half:, :half, :].copy_(across.movedim(3, -1))
+        half *= 2
     return out
+
+
+def _diagonal(matrix: Tensor, size: int) -> Tensor:
+    """The square blocks on the diagonal of `matrix` [m, n, H, C, C]: a view [m, n, H, size, size, C / size]."""
+    return matrix.unflatten(4, (-1, size)).unflatten(3, (-1, size)).diagonal(dim1=3, dim2=5)
 
 
 def output(x: Tensor, *, gate: Tensor, norm_weight: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -5,6 +5,8 @@ A pool is a tensor, or memory whose layout somebody else owns: then its rows go 
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 
@@ -21,27 +23,79 @@ def slots(table: Tensor, *, owner: Tensor, positions: Tensor, page: int) -> Tens
 
 def write(pool: Tensor | OwnedPool, *, value: Tensor, slots: Tensor) -> None:
     """Writes `value` [rows, width] into `pool` [pages, page, width] at flat `slots` [rows]; -1 writes nothing."""
-    real = slots >= 0
+    value, at = _real(value, slots)
     if isinstance(pool, OwnedPool):
-        return pool.write(value[real], slots[real])
-    at = slots[real]
-    pool[at.div(pool.shape[1], rounding_mode="floor"), at % pool.shape[1]] = value[real].to(pool.dtype)
+        return pool.write(value, at)
+    pool[at.div(pool.shape[1], rounding_mode="floor"), at % pool.shape[1]] = value.to(pool.dtype)
     return None
 
 
+def _real(value: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of `value` that go somewhere, and where. A CPU sees at once whether all of them do."""
+    if slots.device.type == "cpu" and slots.numel() and int(slots.min()) >= 0:
+        return value, slots
+    real = slots >= 0
+    return value[real], slots[real]
+
+
 def gather(pool: Tensor | OwnedPool, *, table: Tensor, owner: Tensor, indices: Tensor) -> Tensor:
-    """Rows at logical positions `indices` [rows, k] of each row's request: [rows, k, width]; -1 gives zeros."""
-    page = pool.page if isinstance(pool, OwnedPool) else pool.shape[1]
-    wanted = indices.to(torch.int64)
-    absent = (wanted < 0) | (owner < 0).unsqueeze(1)
-    wanted = wanted.masked_fill(absent, 0)
-    pages = table[owner.clamp(min=0).unsqueeze(1), wanted.div(page, rounding_mode="floor")]
-    flat = (pages * page + wanted % page).masked_fill(absent, 0)
+    """Rows at logical positions `indices` [rows, k] of each row's request: [rows, k, width]; -1 gives zeros.
+
+    A CPU sees when a request's whole history is wanted, and then copies page by page.
+    """
     if isinstance(pool, OwnedPool):
-        rows = pool.read(flat.flatten()).unflatten(0, flat.shape)
+        flat, absent = _located(table, owner, indices, pool.page)
+        return pool.read(flat.flatten()).unflatten(0, flat.shape).masked_fill(absent.unsqueeze(-1), 0)
+    page = pool.shape[1]
+    if pool.device.type != "cpu":
+        flat, absent = _located(table, owner, indices, page)
+        return pool[flat.div(page, rounding_mode="floor"), flat % page].masked_fill_(absent.unsqueeze(-1), 0)
+    lengths = _history_lengths(owner, indices, page)
+    if lengths is not None and table.shape == (len(lengths), indices.shape[1] // page) and int(table.min()) >= 0:
+        rows = pool.index_select(0, table.flatten()).view(*indices.shape, pool.shape[2])
+        for number, length in enumerate(lengths):
+            rows[number, length:] = 0  # of the last page, which others may have used before
+        return rows
+    flat, absent = _located(table, owner, indices, page)
+    if pool.stride(0) == page * pool.stride(1) and flat.numel() and int(flat.min()) >= 0:
+        rows = pool.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, flat.shape)
     else:
         rows = pool[flat.div(page, rounding_mode="floor"), flat % page]
-    return rows.masked_fill(absent.unsqueeze(-1), 0)
+    return rows.masked_fill_(absent.unsqueeze(-1), 0) if bool(absent.any()) else rows
+
+
+def _located(table: Tensor, owner: Tensor, indices: Tensor, page: int) -> tuple[Tensor, Tensor]:
+    """The flat slot int64 of each of `indices` [rows, k], 0 where there is none, and where that is."""
+    absent = (indices < 0) | (owner < 0).unsqueeze(1)
+    wanted = indices.masked_fill(absent, 0)
+    block = wanted.div(page, rounding_mode="floor").to(torch.int64)
+    if table.shape[0] == 1:  # of one request: a row of the table for all
+        pages = table[0].index_select(0, block.flatten()).view(block.shape)
+    else:
+        pages = table[owner.clamp(min=0).unsqueeze(1), block]
+    return pages.mul_(page).add_(wanted.sub_(block * page)).masked_fill_(absent, 0), absent
+
+
+_seen_history: tuple[weakref.ref[Tensor], int, int, tuple[int, ...] | None] | None = None  # of the latest indices
+
+
+def _history_lengths(owner: Tensor, indices: Tensor, page: int) -> tuple[int, ...] | None:
+    """How many positions each request has, where `indices` [batch, n] are all of them in order, padded to whole pages
+    with -1, and `owner` counts the requests; None where they are anything else. Every layer of a step asks with the
+    same tensor: the answer is kept until another comes or its values change."""
+    global _seen_history
+    batch, n = indices.shape
+    if n % page or not n or owner.shape[0] != batch or owner.tolist() != list(range(batch)):
+        return None
+    seen = _seen_history
+    if seen is not None and seen[0]() is indices and seen[1] == indices._version and seen[2] == page:
+        return seen[3]
+    lengths = (indices >= 0).sum(1)
+    places = torch.arange(n, device=indices.device)
+    whole = bool((torch.where(places < lengths.unsqueeze(1), places, -1) == indices).all())
+    found = tuple(lengths.tolist()) if whole else None
+    _seen_history = (weakref.ref(indices), indices._version, page, found)
+    return found
 
 
 def state_load(pool: Tensor | OwnedPool, *, slots: Tensor) -> Tensor:
@@ -53,10 +107,10 @@ def state_load(pool: Tensor | OwnedPool, *, slots: Tensor) -> Tensor:
 
 def state_store(pool: Tensor | OwnedPool, *, value: Tensor, slots: Tensor) -> None:
     """Writes `value` [batch, ...] into `slots` [batch] of `pool`; -1 writes nothing."""
-    real = slots >= 0
+    value, at = _real(value, slots)
     if isinstance(pool, OwnedPool):
-        return pool.write(value[real], slots[real])
-    pool[slots[real]] = value[real].to(pool.dtype)
+        return pool.write(value, at)
+    pool[at] = value.to(pool.dtype)
     return None
 
 

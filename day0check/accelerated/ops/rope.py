@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 
 import torch
 from torch import Tensor
@@ -56,13 +57,38 @@ def rope_apply(
     if layout == "none":
         return x
     a, pairs = wide(x), x.shape[-1] // 2
-    inverse = frequencies(pairs, theta, yarn).to(x.device)
-    turns = positions.to(torch.float32).unsqueeze(1)
-    if sections is not None:
-        turns = torch.cat([turns[..., axis].expand(-1, count) for axis, count in enumerate(sections)], 1)
-    angle = turns * inverse  # [rows, pairs]
-    cos, sin = (f(angle).mul(amplitude(yarn)).to(a.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
+    cos, sin = _turns(positions, pairs, theta, yarn, sections, a.dtype)
     split = a.unflatten(-1, (pairs, 2)) if layout == "interleaved" else a.unflatten(-1, (2, pairs)).transpose(-1, -2)
     even, odd = split.unbind(-1)
     turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
     return (turned if layout == "interleaved" else turned.transpose(-1, -2)).reshape(x.shape).to(x.dtype)
+
+
+_latest: dict[tuple[object, ...], tuple[weakref.ref[Tensor], int, tuple[Tensor, Tensor]]] = {}
+KEPT = 4  # kinds of rotation that a model has, more or less
+
+
+def _turns(
+    positions: Tensor,
+    pairs: int,
+    theta: float,
+    yarn: Yarn | None,
+    sections: tuple[int, int, int] | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [rows, 1, pairs] of every angle, in `dtype`. The layers of a step ask with the same positions:
+    the answer is kept until others come or their values change."""
+    kind = (pairs, theta, yarn, sections, dtype)
+    known = _latest.get(kind)
+    if known is not None and known[0]() is positions and known[1] == positions._version:
+        return known[2]
+    inverse = frequencies(pairs, theta, yarn).to(positions.device)
+    turns = positions.to(torch.float32).unsqueeze(1)
+    if sections is not None:
+        turns = torch.cat([turns[..., axis].expand(-1, count) for axis, count in enumerate(sections)], 1)
+    angle = turns * inverse  # [rows, pairs]
+    cos, sin = (f(angle).mul(amplitude(yarn)).to(dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
+    while len(_latest) >= KEPT:
+        _latest.pop(next(iter(_latest)), None)
+    _latest[kind] = (weakref.ref(positions), positions._version, (cos, sin))
+    return cos, sin

@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from day0check.accelerated.ops.arithmetic import (
-    CACHE_ELEMENTS,
-    cached_rows,
     dequantised,
     linear,
     product,
     row_blocks,
     wide,
 )
+
+FEW_ELEMENTS = 1 << 18  # of one source that a CPU works on at a time: it passes over them twice
 
 
 def embed_tokens(ids: Tensor, *, weight: Tensor) -> Tensor:
@@ -35,11 +35,10 @@ def splice_merge(x: Tensor, *, features: Tensor, at: Tensor) -> Tensor:
 
 def rms_norm(x: Tensor, *, weight: Tensor | None = None, eps: float) -> Tensor:
     """w x / rms(x) over the last axis, multiplied in float32 and rounded once (form "fused")."""
-    blocks = cached_rows(x, x[0].numel()) if x.shape[0] else []
-    if len(blocks) <= 1:
+    if x.device.type != "cpu" or x.numel() <= FEW_ELEMENTS:
         return _normed(wide(x), weight, eps).to(x.dtype)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    for block in blocks:
+    for block in row_blocks(x.shape[0], x[0].numel(), limit=FEW_ELEMENTS):
         a = wide(x[block])
         if a.dtype == out.dtype:  # straight into its place
             _normed(a, weight, eps, out[block])
@@ -66,26 +65,29 @@ def residual_mix(sources: Tensor, *, norm_weight: Tensor, proj: Tensor, eps: flo
     rows, n, width = sources.shape
     dtype = wide(sources[:0]).dtype
     direction = norm_weight.to(dtype) * proj.reshape(-1).to(dtype)
-    blocks = cached_rows(sources, n * width)
-    if sources.device.type != "cpu" or len(blocks) == 1:
+    if sources.device.type != "cpu" or rows * width <= FEW_ELEMENTS // 16:
         v = wide(sources)
-        logits = (v @ direction) * torch.rsqrt(torch.mean(torch.square(v), -1) + eps)
+        logits = (v @ direction).mul_(_inverse_rms(v, eps).squeeze(-1))
         return torch.bmm(torch.softmax(logits, -1).unsqueeze(1), v).squeeze(1).to(sources.dtype)
     out = sources.new_empty(rows, width)
-    for block in row_blocks(rows, width, limit=CACHE_ELEMENTS):
+    for block in row_blocks(rows, width, limit=FEW_ELEMENTS):
         parts = [wide(sources[block, i]) for i in range(n)]
-        logits = torch.stack([torch.mv(v, direction) * _inverse_rms(v, eps).squeeze(-1) for v in parts], -1)
+        logits = torch.stack([torch.mv(v, direction).mul_(_inverse_rms(v, eps).squeeze(-1)) for v in parts], -1)
         share = torch.softmax(logits, -1).unsqueeze(-1)
-        mixed = parts[0] * share[:, 0]
+        mixed = torch.mul(parts[0], share[:, 0], out=out[block] if out.dtype == dtype else None)
         for i in range(1, n):
             mixed.addcmul_(parts[i], share[:, i])
-        out[block] = mixed
+        if out.dtype != dtype:
+            out[block] = mixed
     return out
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
     """1 / sqrt(mean x^2 + eps) over the last axis of a wide `x`, kept as an axis."""
-    return torch.rsqrt(torch.mean(torch.square(x), -1, keepdim=True) + eps)
+    if x.device.type != "cpu" or x.dtype == torch.float64:
+        return torch.rsqrt(torch.mean(torch.square(x), -1, keepdim=True) + eps)
+    # one pass and no square of its own; float32 squares would overflow in the mean as well
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
 
 
 def residual_store(bank: Tensor, *, value: Tensor, slot: int) -> None:
