@@ -1,9 +1,9 @@
 """Prompts alone, and then beside others in every way that may disturb an answer: together, long prompts injected into
 running answers, a warm prefix, memory that runs short, clients that leave. Nothing is judged here.
 
-Labels: `alone/i`, `again/i`, `together/r/i`, `long/j`, `prefix/cold/i`, `prefix/warm/i`, `surge/alone/r.i`,
-`surge/together/r.i`, `cancel/j`, `after_cancel/i`. The server's own counters stand under "before_…" and "after_…", and
-the most that was seen of each while requests were in flight under "peak_…".
+Labels: `alone/i`, `again/i`, `together/r/i`, `long/j`, `prefix/cold/i`, `prefix/warm/i`, `surge/together/r.i`,
+`surge/alone/r.i`, `surge/beside/r.i`, `cancel/j`, `after_cancel/i`. The server's own counters stand under "before_…" and
+"after_…", and the most that was seen of each while requests were in flight under "peak_…".
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from day0check.load.scenario import FAULTY, Asker, GivenUp, settled
 FEWEST_FOR_SURGE = 8  # requests at once; fewer cannot fill a cache
 PREFIX_WORDS, SURGE_WORDS = 160, 96
 SURGE_ROUNDS, MOST_GROWTH, MOST_AT_ONCE = 3, 6.0, 64
+MOST_COMPARED = 16  # requests of a surge that are asked alone, too
 SURGE_S = 60.0  # a round that would take longer is not made
 OVERFULL = 1.3  # of the cache, so that it is short for sure
 SPARE_TOKENS = 64  # of a context: what a chat template may put around a prompt
@@ -103,38 +104,45 @@ class Size:
 
 
 async def _surge(asker: Asker) -> None:
-    """Long prompts with long answers alone, then with many of their kind at once, until memory runs short by the
-    endpoint's own counters, or it is clear that so few requests cannot fill it."""
-    size: Size | None = Size(2 * asker.wish.together, SURGE_WORDS, 2 * asker.wish.tokens)
-    await asker.count("before_surge")
-    before = asker.counters[-1].values
+    """Many long prompts with long answers at once, until memory runs short by the endpoint's own counters, or it is
+    clear that so few requests cannot fill it; then the same prompts alone. Whose memory is taken is often the last to
+    come, so what is compared is spread over all of them."""
+    size = Size(2 * asker.wish.together, SURGE_WORDS, 2 * asker.wish.tokens)
+    before = (await asker.count("before_surge")).values
     for again in range(SURGE_ROUNDS):
         size = _fitting(asker, size)
-        seconds = await _surge_round(asker, again, size)
+        bodies = _surge_bodies(asker, again, size)
+        begin = asyncio.get_running_loop().time()
+        jobs = {f"surge/together/{again}.{i}": body for i, body in enumerate(bodies)}
+        await asker.at_once(jobs, peak=f"peak_surge/{again}")
+        seconds = asyncio.get_running_loop().time() - begin
         after, peak = await asker.count("after_surge"), asker.peak(f"peak_surge/{again}")
-        if after.values.get("preemptions", 0.0) > before.get("preemptions", 0.0):
-            return
-        size = grown(size, peak, seconds=seconds, left_s=asker.client.seconds_left)
-        if size is None:
-            return
+        more = grown(size, peak, seconds=seconds, left_s=asker.client.seconds_left)
+        if more is None or after.values.get("preemptions", 0.0) > before.get("preemptions", 0.0):
+            break
+        size = more
+    await _surge_controls(asker, {f"{again}.{i}": bodies[i] for i in spread(len(bodies), MOST_COMPARED)})
 
 
-async def _surge_round(asker: Asker, again: int, size: Size) -> float:
-    """Seconds that the requests at once took."""
-    bodies = [
-        asks.ask(
-            asker.dialect,
-            unique(60 + 1000 * again + i, seed=asker.wish.seed, words=size.words),
-            max_tokens=size.tokens,
-        )
-        for i in range(size.count)
-    ]
-    for i in range(2):
-        await asker(f"surge/alone/{again}.{i}", bodies[i])
-    begin = asyncio.get_running_loop().time()
-    jobs = {f"surge/together/{again}.{i}": body for i, body in enumerate(bodies)}
-    await asker.at_once(jobs, peak=f"peak_surge/{again}")
-    return asyncio.get_running_loop().time() - begin
+async def _surge_controls(asker: Asker, bodies: dict[str, dict[str, Any]]) -> None:
+    """The prompts of a surge alone, and beside one other each, when memory is not short: what one neighbour does."""
+    for key, body in bodies.items():
+        await asker(f"surge/alone/{key}", body)
+    keys = list(bodies)
+    for begin in range(0, len(keys) - 1, 2):
+        await asker.at_once({f"surge/beside/{key}": bodies[key] for key in keys[begin : begin + 2]})
+
+
+def _surge_bodies(asker: Asker, again: int, size: Size) -> list[dict[str, Any]]:
+    seed = asker.wish.seed
+    prompts = (unique(60 + 1000 * again + i, seed=seed, words=size.words) for i in range(size.count))
+    return [asks.ask(asker.dialect, prompt, max_tokens=size.tokens) for prompt in prompts]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most `most` of the numbers below `count`, in equal steps, the first and the last among them."""
+    most = min(most, count)
+    return [round(i * (count - 1) / max(1, most - 1)) for i in range(most)]
 
 
 def _fitting(asker: Asker, size: Size) -> Size:

@@ -76,7 +76,7 @@ def _phases(load: Mapping[str, Any]) -> Table:
             *(_short(ttft.get(q)) for q in ("p50", "p90", "p99")),
             *(_short(p.get(k, {}).get("p50")) for k in ("itl_ms", "tpot_ms", "e2e_ms")),
             *(_short(p.get(k)) for k in ("output_tokens_per_s", "requests_per_s")),
-            f"{slo['share']:.1%}" if slo else "–",
+            f"{slo['share']:.1%}, {_short(slo['goodput_requests_per_s'])}/s" if slo else "–",
             _note(p),
         )
         unjudged = p.get("client_bound") or (p.get("failed") and p["failed"] == p.get("busy"))

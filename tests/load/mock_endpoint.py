@@ -177,7 +177,7 @@ class Endpoint:
             seen, busy = prompt in self.seen, self.running > 1
             self.seen.add(prompt)
             differs = ("warm_prefix_differs" in self.flags and seen and not busy) or (
-                "surge_differs" in self.flags and seen and busy
+                "surge_differs" in self.flags and busy
             )
             off = -2.0 * differs
         for token, ranked in self.tokens(prompt, asked):

@@ -10,7 +10,7 @@ from mock_endpoint import CONTEXT, Endpoint, serving
 from day0check.checks.endpoint import judge_endpoint
 from day0check.checks.endpoint.exercised import most_at_once, paths
 from day0check.load.client import Limits, target_of
-from day0check.load.interference import MOST_AT_ONCE, MOST_GROWTH, SURGE_S, Size, grown
+from day0check.load.interference import MOST_AT_ONCE, MOST_GROWTH, SURGE_S, Size, grown, spread
 from day0check.load.observe import observe
 from day0check.load.observed import Observed
 from day0check.load.records import Counters
@@ -64,6 +64,13 @@ def test_a_surge_grows_by_what_it_lacks() -> None:
 def test_a_surge_that_cannot_fill_the_cache_is_not_tried(peak: dict, seconds: float, left_s: float) -> None:
     """Would catch minutes of load on a cache that is too large, or on an endpoint that could not show it."""
     assert grown(SIZE, peak, seconds=seconds, left_s=left_s) is None
+
+
+def test_what_is_compared_is_spread_over_the_surge() -> None:
+    """Would catch comparing only those who came first, whose memory is hardly ever taken."""
+    assert spread(31, 16) == list(range(0, 31, 2))
+    assert spread(3, 16) == [0, 1, 2]
+    assert spread(1, 16) == [0]
 
 
 def test_memory_is_made_to_run_short() -> None:

@@ -7,7 +7,15 @@ import re
 from dataclasses import dataclass
 
 from day0check.checks.endpoint.answer import answered, found
-from day0check.checks.endpoint.compare import DELTA_LIMITS, OTHER_DELTA, Difference, difference, full_text
+from day0check.checks.endpoint.compare import (
+    DELTA_LIMITS,
+    MARGIN_LIMITS,
+    OTHER_DELTA,
+    OTHER_MARGIN,
+    Difference,
+    difference,
+    full_text,
+)
 from day0check.checks.endpoint.exercised import most_at_once, paths
 from day0check.checks.endpoint.wire import differing_streams
 from day0check.checks.evidence import Answer
@@ -19,11 +27,12 @@ NAME = "endpoint.interference"
 FEWEST = 2
 _CANARY = re.compile(r"The password is ([a-z]{12})\.")
 BESIDE = "beside others"
-WAYS = {"warm prefix": ("prefix/cold", "prefix/warm"), "surge": ("surge/alone", "surge/together")}
+SURGE, CONTROL = "surge", "surge/beside"
+WAYS = {"warm prefix": ("prefix/cold", "prefix/warm"), SURGE: ("surge/alone", "surge/together")}
 WORDS = {  # (pattern of a changed answer, how it was asked)
     BESIDE: ("changed", "beside other requests than alone"),
     "warm prefix": ("warm prefix", "the second time, when their prefix may come from a cache, than the first"),
-    "surge": ("surge", "among many long requests, when memory may run short, than alone"),
+    SURGE: (SURGE, "among many long requests, when memory may run short, than alone"),
 }
 NOISES = 8.0  # a change within this many of the largest change between sequential repeats is their noise
 
@@ -58,16 +67,24 @@ def rows(observed: Observed) -> tuple[Row, ...]:
 def further_rows(observed: Observed, table: tuple[Row, ...]) -> dict[str, tuple[Row, ...]]:
     """Rows of other ways to disturb an answer: a warm prefix against a cold one, a surge of long requests.
 
-    Their noise is that of the sequential repeats of `table`; where those are not steady nothing can be said.
+    Where a prompt was also asked beside one other of its length, that is its noise: sums in another order, which a long
+    prompt shows more. Else it is that of the sequential repeats of `table`; where those are not steady nothing can be
+    said.
     """
     if not table or not all(r.repeat.same_text for r in table):
         return {}
     usual = max((r.repeat for r in table), key=lambda repeat: repeat.delta or 0.0)
+    controls = observed.under(CONTROL)
     found: dict[str, tuple[Row, ...]] = {}
     for way, (before, after) in WAYS.items():
         first, then = observed.under(before), observed.under(after)
-        pairs = [(key, e, then[key]) for key, e in first.items() if e.good and key in then and then[key].good]
-        found[way] = tuple(Row(f"{way}/{k}", b.label, usual, difference(a.answer, b.answer)) for k, a, b in pairs)
+        made = []
+        for key, e in first.items():
+            control = controls.get(key) if way == SURGE else None
+            repeat = difference(e.answer, control.answer) if control is not None and control.good else usual
+            if e.good and key in then and then[key].good:
+                made.append(Row(f"{way}/{key}", then[key].label, repeat, difference(e.answer, then[key].answer)))
+        found[way] = tuple(made)
     return found
 
 
@@ -109,23 +126,56 @@ def _leaks(observed: Observed) -> list[Finding]:
     return []
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What rounding may do, in nats: to a log-probability, and to the lead of a token that another one overtakes."""
+
+    delta: float
+    margin: float
+
+    def broken_by(self, row: Row, profile: str) -> bool:
+        beside = row.beside
+        if beside.delta is not None and beside.delta > self.delta:
+            return True
+        if beside.same_text:
+            return False
+        if beside.delta is not None and beside.at is None:
+            return True  # the same tokens cannot have two texts
+        if beside.margin is None:
+            return profile == "fp32" and beside.delta is None  # with equal repeats a tie is too rare to assume one
+        return beside.margin > self.margin
+
+    def excess(self, row: Row) -> float:
+        return max((row.beside.delta or 0.0) / self.delta, (row.beside.margin or 0.0) / self.margin)
+
+
+def _limits(table: tuple[Row, ...], profile: str, way: str) -> tuple[Limits, float]:
+    """(limits, noise): from the claimed precision, and wider where repeats move by more.
+
+    Beside others the repeat is the same request again, and any multiple of its noise is noise. Of long requests it is
+    the request beside one other: that may show a fault, too, so it widens the limits to twice the claimed precision's
+    and no further. A lead is the difference of two log-probabilities, so it may move by twice as much.
+    """
+    delta = DELTA_LIMITS.get(profile, OTHER_DELTA)
+    margin = MARGIN_LIMITS.get(profile, OTHER_MARGIN)
+    noise = max((r.repeat.delta or 0.0 for r in table), default=0.0)
+    if way == BESIDE:
+        wide = max(delta, NOISES * noise)
+        return Limits(wide, max(margin, wide / 2)), noise
+    noise = max([noise, *((r.repeat.margin or 0.0) / 2 for r in table if not r.repeat.same_text)])
+    return Limits(min(max(delta, 2 * noise), 2 * delta), min(max(margin, 4 * noise), 2 * delta)), noise
+
+
 def _changed(table: tuple[Row, ...], observed: Observed, way: str) -> list[Finding]:
-    noise = max((r.repeat.delta for r in table if r.repeat.delta is not None), default=0.0)
-    steady = [r for r in table if r.repeat.same_text]
-    limit = max(DELTA_LIMITS.get(observed.profile, OTHER_DELTA), NOISES * noise)
-    wrong = [r for r in steady if _wrong(r, observed.profile, limit)]
+    limits, noise = _limits(table, observed.profile, way)
+    steady = [r for r in table if r.repeat.same_text or way == SURGE]
+    wrong = [r for r in steady if limits.broken_by(r, observed.profile)]
     other = [r for r in steady if r not in wrong and not r.beside.same_text]
-    pattern, how = WORDS[way]
     if wrong:
-        first = max(wrong, key=lambda r: (r.beside.delta or 0.0, r.beside.margin or 0.0))
-        message = (
-            f"{len({r.prompt for r in wrong})} prompts are answered otherwise {how}, more "
-            f"than rounding in {observed.profile} explains: {first.label!r} {_in_words(first.beside)}; "
-            f"sequential repeats {'are equal' if noise == 0 else f'move by {noise:.3g}'}"
-        )
-        return [_finding(pattern, message, first, wrong, limit)]
+        return [_wrong(wrong, limits, observed.profile, way, noise)]
     if not other:
         return []
+    pattern, how = WORDS[way]
     first = other[0]
     known = first.beside.delta is not None
     why = "at near-ties, as rounding can" if known else "and without log-probabilities ties cannot be told from faults"
@@ -134,20 +184,21 @@ def _changed(table: tuple[Row, ...], observed: Observed, way: str) -> list[Findi
         f"{first.label!r} {_in_words(first.beside)}"
     )
     name = "ties" if way == BESIDE else f"ties, {pattern}"
-    return [_finding(name, message, first, other, limit, severity="note" if known else "warning")]
+    return [_finding(name, message, first, other, limits.delta, severity="note" if known else "warning")]
 
 
-def _wrong(row: Row, profile: str, limit: float) -> bool:
-    delta = row.beside.delta
-    if delta is not None and delta > limit:
-        return True
-    if row.beside.same_text:
-        return False
-    if delta is not None and row.beside.at is None:
-        return True  # the same tokens cannot have two texts
-    if row.beside.margin is None:
-        return profile == "fp32" and delta is None  # in float32 with equal repeats a tie is too rare to assume one
-    return bool(row.beside.beyond(profile)) and row.beside.margin > limit / 2
+def _wrong(wrong: list[Row], limits: Limits, profile: str, way: str, noise: float) -> Finding:
+    """A single long prompt that is hardly beyond its limit may be chance among many: a warning."""
+    pattern, how = WORDS[way]
+    prompts = len({r.prompt for r in wrong})
+    first = max(wrong, key=limits.excess)
+    again = "the same beside one other" if way == SURGE else "sequential repeats"
+    message = (
+        f"{prompts} prompts are answered otherwise {how}, more than rounding in {profile} explains: {first.label!r} "
+        f"{_in_words(first.beside)}; {again} {'are equal' if noise == 0 else f'move by {noise:.3g}'}"
+    )
+    doubtful = way != BESIDE and prompts == 1 and 1 < limits.excess(first) <= 2
+    return _finding(pattern, message, first, wrong, limits.delta, severity="warning" if doubtful else "blocker")
 
 
 def _finding(pattern: str, message: str, first: Row, members: list[Row], limit: float, **more) -> Finding:  # type: ignore[no-untyped-def]

@@ -1,0 +1,71 @@
+"""What rounding may do to long prompts: measured beside one neighbour, and never more than twice the claimed precision."""
+
+from __future__ import annotations
+
+import pytest
+
+from day0check.checks.endpoint.compare import Difference
+from day0check.checks.endpoint.interference import BESIDE, SURGE, Row, _changed
+from day0check.load.observed import Observed
+
+EQUAL = Difference(None, None, 0.0, None)
+
+
+def moved(delta: float) -> Difference:
+    """The same text, its log-probabilities moved."""
+    return Difference(None, None, delta, None)
+
+
+def parted(margin: float, delta: float = 0.0) -> Difference:
+    return Difference(7, margin, delta, 20)
+
+
+def table(*beside: Difference, repeat: Difference = EQUAL) -> tuple[Row, ...]:
+    return tuple(Row(f"surge/{i}", f"surge/together/0.{i}", repeat, d) for i, d in enumerate(beside))
+
+
+def found(rows: tuple[Row, ...], way: str = SURGE, profile: str = "bf16") -> list[tuple[str, str]]:
+    observed = Observed("m", "chat", ("interference",), profile=profile)
+    return [(f.evidence["pattern"], f.severity) for f in _changed(rows, observed, way)]
+
+
+@pytest.mark.parametrize(
+    ("repeat", "beside", "profile", "expected"),
+    [
+        (EQUAL, (EQUAL, EQUAL), "bf16", []),
+        (EQUAL, (parted(0.2), parted(0.1)), "bf16", [("ties, surge", "note")]),
+        (EQUAL, (parted(0.3), parted(0.4)), "bf16", [("surge", "blocker")]),
+        (EQUAL, (moved(0.6), moved(0.6)), "bf16", [("surge", "blocker")]),
+        (EQUAL, (moved(0.02), EQUAL), "fp32", [("surge", "warning")]),
+        (EQUAL, (moved(0.03), EQUAL), "fp32", [("surge", "blocker")]),
+        (moved(0.2), (parted(0.7), parted(0.7)), "bf16", [("ties, surge", "note")]),
+        (moved(0.2), (parted(0.9), parted(0.9)), "bf16", [("surge", "blocker")]),
+        (parted(0.8), (parted(0.9), moved(0.7)), "bf16", [("ties, surge", "note")]),
+        (parted(9.0, 9.0), (moved(1.1), moved(1.1)), "bf16", [("surge", "blocker")]),
+        (parted(9.0, 9.0), (parted(1.1), parted(1.1)), "bf16", [("surge", "blocker")]),
+    ],
+)
+def test_long_prompts_are_judged_in_the_noise_of_one_neighbour(
+    repeat: Difference, beside: tuple[Difference, ...], profile: str, expected: list
+) -> None:
+    """Would catch a false alarm on legal choices that fall otherwise, and a fault of every batch that hides itself."""
+    assert found(table(*beside, repeat=repeat), profile=profile) == expected
+
+
+def test_one_long_prompt_hardly_beyond_is_a_warning() -> None:
+    """Would catch a run that fails by the worst of many draws, and one clear fault that is taken for that."""
+    assert found(table(parted(0.3), EQUAL, EQUAL)) == [("surge", "warning")]
+    assert found(table(parted(0.6), EQUAL, EQUAL)) == [("surge", "blocker")]
+    assert found(table(parted(0.3), EQUAL), BESIDE) == [("changed", "blocker")]
+
+
+def test_one_text_of_the_same_tokens() -> None:
+    """Would catch two texts of the same tokens that pass as a tie."""
+    assert found(table(Difference(None, None, 0.0, 3), EQUAL)) == [("surge", "blocker")]
+
+
+def test_without_log_probabilities_a_parting_is_told() -> None:
+    """Would catch a changed answer that nobody hears of, and one that fails where ties are common."""
+    unknown = Difference(None, None, None, 3)
+    assert found(table(unknown, unknown)) == [("ties, surge", "warning")]
+    assert found(table(unknown, unknown), profile="fp32") == [("surge", "blocker")]
