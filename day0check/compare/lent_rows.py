@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from day0check.compare.locate import drafting_place, split_tap
-from day0check.snapshot import Rows, Snapshot
+from day0check.snapshot import Entry, Rows, Snapshot
 
 
 class LentRows(Snapshot):
     """`lenders`: request -> the one whose rows stand in below the first position that it computed itself. Their tokens
     are equal there, and so are the choices that lie in the cache: an oracle that follows the request follows these.
+    `until`: the records before the call with this execution index, None for all.
     """
 
-    def __init__(self, directory: Path | str, lenders: Mapping[str, str]) -> None:
+    def __init__(self, directory: Path | str, lenders: Mapping[str, str], *, until: int | None = None) -> None:
         super().__init__(directory)
+        self._until = until
         self._lenders = dict(lenders)
         self._draft = drafting_place(self.taps())  # a request that did not compute every row drafts nothing
         embedded = next((tap for tap in self.taps() if tap.endswith("embed.tokens")), "")
@@ -27,6 +30,11 @@ class LentRows(Snapshot):
             for rows in (Snapshot.recorded(self, embedded, name),)
         }
         self._first = {name: min(Snapshot.recorded(self, embedded, name).positions, default=0) for name in lenders}
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        every = Snapshot(self.directory).entries
+        return every if self._until is None else tuple(e for e in every if e.order < self._until)
 
     def recorded(self, tap: str, request: str, result: int = 0, *, by_position: bool = True) -> Rows:
         own = super().recorded(tap, request, result, by_position=by_position)
