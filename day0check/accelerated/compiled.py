@@ -1,23 +1,46 @@
 """Operators of the fast path as torch.compile makes them, with shapes that may change, each as one graph.
 
-What is fused stays inside an operator's borders, so that every tap is still there: a norm with its scaling, a residual
-mix from its logits to its sum, gate, up, activation and down of an MLP. The plain formulas are given to the compiler,
-not the blocked forms that the uncompiled operators use on a CPU.
+Three groups are fused: a residual and the norm behind it, gate and activation (with up and down) of an MLP, index
+scores and the maxima of their blocks. A group stays inside the borders of its operators, so that every tap is still
+there and observing changes nothing: the first operator of a group makes in its one pass what the next would pass over
+its result again for, and hands it on beside the result (`Handed`). The plain formulas are given to the compiler, not
+the blocked forms that the uncompiled operators use on a CPU.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from day0check.accelerated.ops.arithmetic import wide
+from day0check.accelerated.ops import index
+from day0check.accelerated.ops.arithmetic import by_owner, split_rows, wide
 from day0check.accelerated.ops.spine import gated
 from day0check.errors import Unavailable
+
+
+class Handed:
+    """What one operator hands to the next beside its result: good for that very tensor, as long as it is unchanged."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[weakref.ref[Tensor], int, Tensor] | None = None
+
+    def give(self, result: Tensor, beside: Tensor) -> Tensor:
+        self._latest = (weakref.ref(result), result._version, beside)
+        return result
+
+    def of(self, tensor: Tensor) -> Tensor | None:
+        """What was handed on with `tensor`; None where it is another one, or was written to since."""
+        latest = self._latest
+        if latest is None or latest[0]() is not tensor or latest[1] != tensor._version:
+            return None
+        return latest[2]
 
 
 def rms_norm(x: Tensor, *, weight: Tensor | None = None, eps: float) -> Tensor:
@@ -27,12 +50,34 @@ def rms_norm(x: Tensor, *, weight: Tensor | None = None, eps: float) -> Tensor:
     return (y if weight is None else y * weight.to(a.dtype)).to(x.dtype)
 
 
-def residual_mix(sources: Tensor, *, norm_weight: Tensor, proj: Tensor, eps: float) -> Tensor:
-    """As `ops.spine.residual_mix`."""
+def normed(x: Tensor, *, squares: Tensor, weight: Tensor | None = None, eps: float) -> Tensor:
+    """`rms_norm` of `x` [rows, D] whose mean squares [rows, 1] are known."""
+    a = wide(x)
+    y = a * torch.rsqrt(squares + eps)
+    return (y if weight is None else y * weight.to(a.dtype)).to(x.dtype)
+
+
+def residual_mix(sources: Tensor, *, norm_weight: Tensor, proj: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """As `ops.spine.residual_mix`, and the mean squares [rows, 1] of its result, for the norm behind it."""
     v = wide(sources)
     direction = norm_weight.to(v.dtype) * proj.reshape(-1).to(v.dtype)
     logits = (v * direction).sum(-1) * torch.rsqrt(torch.mean(torch.square(v), -1) + eps)
-    return (torch.softmax(logits, -1).unsqueeze(-1) * v).sum(1).to(sources.dtype)
+    y = (torch.softmax(logits, -1).unsqueeze(-1) * v).sum(1).to(sources.dtype)
+    return y, torch.mean(torch.square(wide(y)), -1, keepdim=True)
+
+
+def residual_add(x: Tensor, *, y: Tensor) -> tuple[Tensor, Tensor]:
+    """As `ops.spine.residual_add`, and the mean squares [rows, 1] of its result, for the norm behind it."""
+    total = torch.add(x, y)
+    return total, torch.mean(torch.square(wide(total)), -1, keepdim=True)
+
+
+def scored(q: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Index scores [rows, n] of `q` [rows, H, d] on `keys` [n, d], n a multiple of GROUP, with the weights [rows, H]
+    of the heads; and their maxima [rows, n / GROUP] over GROUP neighbours."""
+    dots = F.relu(q.flatten(0, 1) @ keys.T).view(q.shape[0], q.shape[1], -1)
+    scores = (weights.unsqueeze(-1) * dots).sum(1)
+    return scores, scores.unflatten(1, (-1, index.GROUP)).amax(-1)
 
 
 def mlp(
@@ -55,16 +100,68 @@ def mlp(
 
 PLAIN: dict[str, Callable[..., Any]] = {
     "norm.rms": rms_norm,
+    "norm.rms behind a residual": normed,
     "residual.mix": residual_mix,
+    "residual.add": residual_add,
     "mlp.dense": mlp,
     "moe.shared": mlp,
+    "dsa.score of a request": scored,
 }
 
 
 def compiled(table: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """`table` with the operators of `PLAIN` compiled; nothing is compiled before it is called."""
+    """`table` with the operators of the fused groups compiled; nothing is compiled before it is called."""
     made = {name: torch.compile(function, dynamic=True, fullgraph=True) for name, function in PLAIN.items()}
-    return {**table, **{name: _quantised_apart(table[name], made[name]) for name in made}}
+    mlps = {name: _quantised_apart(table[name], made[name]) for name in ("mlp.dense", "moe.shared")}
+    return {**table, **mlps, **_residual_and_norm(made), **_score_and_maxima(made, table)}
+
+
+def _residual_and_norm(made: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    squares = Handed()
+
+    def mix(sources: Tensor, **keywords: Any) -> Tensor:
+        return squares.give(*made["residual.mix"](sources, **keywords))
+
+    def add(x: Tensor, *, y: Tensor) -> Tensor:
+        return squares.give(*made["residual.add"](x, y=y))
+
+    def norm(x: Tensor, **keywords: Any) -> Tensor:
+        known = squares.of(x)
+        if known is None:
+            return made["norm.rms"](x, **keywords)
+        return made["norm.rms behind a residual"](x, squares=known, **keywords)
+
+    return {"residual.mix": mix, "residual.add": add, "norm.rms": norm}
+
+
+def _score_and_maxima(
+    made: Mapping[str, Callable[..., Any]], table: Mapping[str, Callable[..., Any]]
+) -> dict[str, Callable[..., Any]]:
+    maxima = Handed()
+
+    def score(q: Tensor, *, weights: Tensor, keys: Tensor, owner: Tensor, scale: float) -> Tensor:
+        """As `ops.index.score`, a block of rows of one request at a time."""
+        rows, heads, _ = q.shape
+        n = keys.shape[1]
+        if not rows or n % index.GROUP or not n:
+            return table["dsa.score"](q, weights=weights, keys=keys, owner=owner, scale=scale)
+        a = wide(q)
+        w = (weights * scale).to(a.dtype)
+        out, best = a.new_zeros(rows, n), a.new_zeros(rows, n // index.GROUP)
+        size = max(1, index.DOT_ELEMENTS // (heads * n))
+        for request, rows_of_it in by_owner(owner, keys.shape[0]):
+            k = wide(keys[request])
+            for mine in split_rows(rows_of_it, size):
+                out[mine], best[mine] = made["dsa.score of a request"](a[mine], w[mine], k)
+        return maxima.give(out, best)
+
+    def select(scores: Tensor, **keywords: Any) -> Tensor:
+        known = maxima.of(scores)
+        if known is None:
+            return table["dsa.select"](scores, **keywords)
+        return index.select_knowing(scores, known, **keywords)
+
+    return {"dsa.score": score, "dsa.select": select}
 
 
 def _quantised_apart(plain: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:

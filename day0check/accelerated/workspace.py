@@ -18,6 +18,7 @@ from day0check.accelerated.ops.experts import SCALE_COLUMNS
 from day0check.accelerated.weights import Model, Moe, Stack
 
 PARTS = ("w1", "w3", "w2")
+VIEWS = 4096  # that are remembered: a decode step cuts the same ones again and again
 RING_BYTES = 32 << 20  # of both halves: what second-level caches of devices and third-level ones of CPUs hold
 
 
@@ -41,6 +42,7 @@ class Workspace:
         self.inexact = torch.zeros(1, dtype=torch.int64, device=device)
         self._side = torch.Stream(device) if device.type == "cuda" else None
         self._written: dict[int, torch.Event] = {}
+        self._views: dict[tuple[int, int, int], tuple[Moe, dict[str, tuple[Tensor, Tensor]]]] = {}
 
     @property
     def bytes(self) -> int:
@@ -59,6 +61,16 @@ class Workspace:
         return [slice(start, min(start + size, active)) for start in range(0, active, size)] or [slice(0, 0)]
 
     def views(self, moe: Moe, count: int, half: int = 0) -> dict[str, tuple[Tensor, Tensor]]:
+        key = (id(moe), count, half)
+        known = self._views.get(key)
+        if known is not None and known[0] is moe:
+            return known[1]
+        if len(self._views) >= VIEWS:
+            self._views.clear()
+        self._views[key] = (moe, self._cut(moe, count, half))
+        return self._views[key][1]
+
+    def _cut(self, moe: Moe, count: int, half: int) -> dict[str, tuple[Tensor, Tensor]]:
         tiles = half * self.half_tiles(moe)
         at = tiles * sum(getattr(moe, part).rows * getattr(moe, part).columns for part in PARTS)
         at_scale = tiles * sum(getattr(moe, part).rows * _blocks(getattr(moe, part)) for part in PARTS)

@@ -49,6 +49,26 @@ def test_blocks_and_their_merge_are_a_full_sort(rows, n, k, levels, seed):
     assert [sum(i >= 0 for i in row) for row in found.tolist()] == [min(k, v) for v in visible.tolist()]
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 4),
+    groups=st.integers(1, 60),
+    k=st.sampled_from([1, 3, 8]),
+    levels=st.sampled_from([3, 40, 4000]),
+    seed=st.integers(0, 1000),
+)
+def test_known_maxima_change_no_choice(rows, groups, k, levels, seed):
+    """Catches maxima of hidden keys that push a seen one out, and a group cut by the first hidden key."""
+    draw = torch.Generator().manual_seed(seed)
+    n = groups * index.GROUP
+    scores = torch.randint(-levels, levels, (rows, n), generator=draw).float() / 4
+    scores[torch.rand(rows, n, generator=draw) < 0.01] = float("nan")
+    visible = torch.randint(0, n + 1, (rows,), generator=draw)
+    maxima = scores.unflatten(1, (-1, index.GROUP)).amax(-1)
+    found = index.select_knowing(scores, maxima, k=k, visible=visible)
+    assert [{i for i in row if i >= 0} for row in found.tolist()] == by_sorting(scores, k, visible)
+
+
 def test_a_million_keys_are_ranked_as_by_sorting():
     """Catches an index or a block count that overflows, or ties that are decided inside a block only."""
     n, k = 1 << 20, 2048
@@ -84,11 +104,12 @@ def test_the_long_bench_counts_wrong_choices(n, k, seed, what):
 
 class Calls(Observer):
     def __init__(self) -> None:
-        self.scores, self.picked, self.written, self.phases = [], {}, [], []
+        self.scores, self.picked, self.written, self.tiles = [], {}, [], []
 
     def after(self, call, token, results):
         if call.operator == "dsa.score":
             self.scores.append(results[0].numel() * results[0].element_size())
+            self.tiles.append((call.phase, *results[0].shape))
         if call.operator == "dsa.select":
             for row, indices in enumerate(results[0].tolist()):
                 self.picked[call.tap, *call.rows.address(row)] = {i for i in indices if i >= 0}
@@ -129,3 +150,11 @@ def test_a_decode_step_writes_one_index_key_a_layer_and_request(backend):
     decoded = [(step, tap, count) for phase, step, tap, count in calls.written if phase == "decode"]
     assert len(decoded) == len({(step, tap) for step, tap, _ in decoded}) == 5 * 2
     assert {count for *_, count in decoded} == {2}
+
+
+def test_a_prompt_alone_is_scored_only_against_keys_that_it_sees(backend, monkeypatch):
+    """Catches a tile that is scored without its last keys, and one that is scored against all."""
+    together = run(backend, max_batch=1)
+    assert {(256, 256), (44, 300)} < {(rows, keys) for phase, rows, keys in together.tiles if phase == "prefill"}
+    monkeypatch.setattr(indexer, "CAUSAL_ROWS", 1 << 20)
+    assert run(backend, max_batch=1).picked == together.picked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -155,8 +156,8 @@ def _convert_some(
     """Converts `experts` [A] into `payload` [A, N, K] and `block_scale` [A, N, blocks] and adds to `lost` [1]."""
     codes = packed.index_select(0, experts)
     exponents = scale.index_select(0, experts)
-    if packed.device.type == "cpu" and _converted_plainly(codes, exponents, payload, block_scale):
-        return
+    if packed.device.type == "cpu" and _lie_close(scale):
+        return _convert_plainly(codes, exponents, payload, block_scale)
     exponents = exponents.to(torch.int32)
     groups = exponents.shape[2]
     occupied = (codes.view(torch.int64) & MAGNITUDES).view(*exponents.shape, -1).ne(0).any(-1)
@@ -172,23 +173,34 @@ def _convert_some(
         lost += tables[1].index_select(0, entry).sum()
 
 
-def _converted_plainly(codes: Tensor, exponents: Tensor, payload: Tensor, block_scale: Tensor) -> bool:
-    """Converts where the exponents of every block lie so close together that nothing can be lost, whatever the codes
-    are; False, with nothing written, where they do not, or blocks are not whole."""
-    groups = exponents.shape[2]
+_close: dict[int, tuple[weakref.ref[Tensor], int, bool]] = {}
+
+
+def _lie_close(scale: Tensor) -> bool:
+    """Whether the exponents of every block of every expert lie so close together that nothing is lost, whatever the
+    codes are, and blocks are whole. Found out once for each stack, which never changes."""
+    known = _close.get(id(scale))
+    if known is not None and known[0]() is scale and known[1] == scale._version:
+        return known[2]
+    groups = scale.shape[2]
     per_block = min(groups, SCALE_COLUMNS // GROUP)
-    if not groups or groups % per_block:
-        return False
-    blocks = exponents.unflatten(2, (-1, per_block))
+    close = bool(groups) and groups % per_block == 0
+    if close:
+        low, high = torch.aminmax(scale.unflatten(2, (-1, per_block)), dim=-1)
+        close = int((high - low).max()) <= LARGEST_SHIFT and int(low.max()) <= HIGHEST_REFERENCE
+    key = id(scale)
+    _close[key] = (weakref.ref(scale, lambda _: _close.pop(key, None)), scale._version, close)
+    return close
+
+
+def _convert_plainly(codes: Tensor, exponents: Tensor, payload: Tensor, block_scale: Tensor) -> None:
+    """As `_convert_some`, for exponents uint8 [A, N, K/32] that lie close."""
+    blocks = exponents.unflatten(2, (-1, min(exponents.shape[2], SCALE_COLUMNS // GROUP)))
     low = blocks.amin(-1, keepdim=True)
-    shift = blocks - low
-    if int(shift.max()) > LARGEST_SHIFT or int(low.max()) > HIGHEST_REFERENCE:
-        return False
-    table = shift.to(torch.int32).add_(-SMALLEST_SHIFT).mul_(256).flatten(2)
+    table = (blocks - low).to(torch.int32).add_(-SMALLEST_SHIFT).mul_(256).flatten(2)
     entry = (codes.view(*exponents.shape, -1) + table.unsqueeze(-1)).flatten()
     payload.view(torch.uint8).view(torch.int16).copy_(_tables(codes.device)[0].index_select(0, entry).view(codes.shape))
     block_scale.copy_(_powers(codes.device).index_select(0, low.flatten().to(torch.int32)).view(block_scale.shape))
-    return True
 
 
 @functools.lru_cache(maxsize=4)

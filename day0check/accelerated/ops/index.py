@@ -12,6 +12,7 @@ SCORE_BLOCK = 1024  # keys whose products with the heads of a block of rows are 
 DOT_ELEMENTS = 1 << 20  # of these products: 4 MiB
 FEW_DOTS = 1 << 18  # up to which a step of few rows makes them in one product
 SELECT_BLOCK = 256
+GROUP = 8  # neighbouring scores whose maximum may be known beforehand
 NONE = torch.iinfo(torch.int64).min
 
 
@@ -80,6 +81,13 @@ def select(scores: Tensor, *, k: int, visible: Tensor, threshold: float | None =
     in blocks. Where a CPU sees that neither ties nor NaN decide, plain top-k does; else top-k inside blocks of columns
     by their exact order, then top-k of the blocks' winners: a winner over all is a winner of its block.
     """
+    return select_knowing(scores, None, k=k, visible=visible, threshold=threshold)
+
+
+def select_knowing(
+    scores: Tensor, maxima: Tensor | None, *, k: int, visible: Tensor, threshold: float | None = None
+) -> Tensor:
+    """As `select`, where `maxima` [rows, n / GROUP] of every GROUP neighbouring scores, hidden ones too, are known."""
     rows, n = scores.shape
     out = torch.full((rows, k), -1, dtype=torch.int32, device=scores.device)
     if not n or not k:
@@ -92,7 +100,8 @@ def select(scores: Tensor, *, k: int, visible: Tensor, threshold: float | None =
             continue
         width = min(n, max(0, int(seen.max())))
         own = scores[block, :width]
-        found, clear = _plainly(own, columns[:width], seen, k, threshold)
+        known = None if maxima is None else maxima[block, : -(-width // GROUP)]
+        found, clear = _plainly(own, columns[:width], seen, k, threshold, known)
         if not clear.all():
             found[~clear] = _ranked(own[~clear], columns[:width], seen[~clear], k, threshold)
         out[block] = found
@@ -100,7 +109,7 @@ def select(scores: Tensor, *, k: int, visible: Tensor, threshold: float | None =
 
 
 def _plainly(
-    scores: Tensor, columns: Tensor, visible: Tensor, k: int, threshold: float | None
+    scores: Tensor, columns: Tensor, visible: Tensor, k: int, threshold: float | None, maxima: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Indices int32 [rows, k] by the scores themselves, and for which rows [rows] they are sure.
 
@@ -112,7 +121,10 @@ def _plainly(
     every = torch.arange(k)
     if n > k:
         seen = scores.masked_fill(columns >= visible, float("-inf"))
-        values, places = _largest(seen, k + 1)
+        if maxima is None or maxima.shape[1] <= k:
+            values, places = _largest(seen, k + 1)
+        else:
+            values, places = _largest_by_maxima(seen, maxima, visible, k + 1)
         least = values.argmin(1, keepdim=True)  # the best that is left out: any of the smallest, if there are several
         worst = values.scatter(1, least, float("inf")).amin(1)
         # where a NaN comes out, and what else comes out beside it, differs between builds of torch
@@ -145,6 +157,22 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     among = grouped.gather(2, best.unsqueeze(1).expand(-1, width, -1)).flatten(1)
     values, places = among.topk(k, dim=-1, sorted=False)
     return values, best.gather(1, places % k) + places.div(k, rounding_mode="floor") * groups
+
+
+def _largest_by_maxima(scores: Tensor, maxima: Tensor, visible: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As `_largest`, with the maxima of neighbours known but for those that are hidden: `scores` [rows, n] are -inf
+    behind the first `visible` [rows, 1], `maxima` [rows, ceil(n / GROUP)] are not."""
+    rows, groups = maxima.shape
+    scores = F.pad(scores, (0, groups * GROUP - scores.shape[1]), value=float("-inf"))
+    grouped = scores.view(rows, groups, GROUP)
+    edge = visible.div(GROUP, rounding_mode="floor").clamp_(max=groups - 1)  # the group that ends among hidden ones
+    first = torch.arange(0, groups * GROUP, GROUP)
+    bound = maxima.masked_fill(first + GROUP > visible, float("-inf"))
+    bound.scatter_(1, edge, grouped.gather(1, edge.unsqueeze(-1).expand(-1, -1, GROUP)).amax(-1))
+    best = bound.topk(k, dim=-1, sorted=False).indices
+    among = grouped.gather(1, best.unsqueeze(-1).expand(-1, -1, GROUP)).flatten(1)
+    values, places = among.topk(k, dim=-1, sorted=False)
+    return values, best.gather(1, places.div(GROUP, rounding_mode="floor")) * GROUP + places % GROUP
 
 
 def _ranked(scores: Tensor, columns: Tensor, visible: Tensor, k: int, threshold: float | None) -> Tensor:
