@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from benign.counting import done_by, read_lines, upper_bound
-from benign.legal_variants import TINY, Task, applies, entries, judged, models_of, operators_called
+from benign.legal_variants import TINY, Task, applies, documented, entries, judged, models_of, operators_called
 
 from reference.presets import preset_names
 
@@ -38,9 +38,10 @@ def calls_of(state: Path, models: tuple[str, ...], jobs: int) -> dict[str, list[
 
 
 def tasks(seeds: int, calls: dict[str, list[str]]) -> list[Task]:
-    """All runs, seed by seed, so that a sweep that is cut short is even."""
+    """All runs: the documented kinds, then ours, each seed by seed, so that a sweep that is cut short is even."""
     pairs = [(i, m) for i, located in entries().items() for m in models_of(located) if applies(located, m, calls[m])]
-    return [Task(entry, model, seed) for seed in range(seeds) for entry, model in pairs]
+    every = [Task(entry, model, seed) for seed in range(seeds) for entry, model in pairs]
+    return sorted(every, key=lambda task: not documented(task.entry))
 
 
 def sweep(
@@ -63,14 +64,18 @@ def table(state: Path) -> str:
         title = entries()[entry].entry.title if entry in entries() else ""
         alarms = sum(line["status"] != "ready" for line in own)
         text.append(f"{entry:6} {title[:58]:58} " + " ".join(f"{n or '–':>3}" for n in runs) + f"  {alarms}")
-    alarms = sum(line["status"] != "ready" for line in lines)
-    seconds = sum(line["seconds"] for line in lines)
-    kinds, seeds = len({line["entry"] for line in lines}), len({line["seed"] for line in lines})
-    text.append(
-        f"{alarms} alarms in {len(lines):,} runs ({kinds} kinds, {len(models)} presets, {seeds} seeds): at most "
+    for name, own in (("documented", [line for line in lines if documented(line["entry"])]), ("all", lines)):
+        text.append(_sum(name, own))
+    return "\n".join(text)
+
+
+def _sum(name: str, lines: list[dict[str, Any]]) -> str:
+    alarms, seconds = sum(line["status"] != "ready" for line in lines), sum(line["seconds"] for line in lines)
+    kinds, models, seeds = (len({line[by] for line in lines}) for by in ("entry", "model", "seed"))
+    return (
+        f"{name}: {alarms} alarms in {len(lines):,} runs ({kinds} kinds, {models} presets, {seeds} seeds): at most "
         f"{upper_bound(len(lines), alarms):.3%} at 95%; {seconds:.0f} s of processor time"
     )
-    return "\n".join(text)
 
 
 def main(arguments: list[str]) -> int:

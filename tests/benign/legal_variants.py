@@ -60,9 +60,15 @@ def entries() -> dict[str, Located]:
 
 
 def models_of(located: Located) -> tuple[str, ...]:
-    """The presets on which an entry is tried: all small ones, or its own where another is the point of it."""
+    """The presets on which an entry is tried: all small ones, or its own where another is the point of it, or where its
+    case is a sweep in itself."""
     own = located.entry.model
-    return TINY if own == "tiny" else (own,)
+    return TINY if own == "tiny" and located.entry.case != "cost" else (own,)
+
+
+def documented(entry: str) -> bool:
+    """Whether it is one of the 24 kinds of benign difference that are documented in public, B-01 to B-24."""
+    return entry <= "B-24"
 
 
 def case_text(located: Located, seed: int) -> str:
