@@ -9,6 +9,8 @@ from llvmlite import ir
 from numba.extending import intrinsic
 
 CHUNK = 4096  # elements whose sums are kept in float32
+CODES = 1024  # the same of one byte: the smaller, the more of them hold no difference
+REORDERED = {"reassoc", "contract", "nsz"}
 _VIEWS = {torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float8_e4m3fn: torch.int8}
 
 
@@ -32,13 +34,24 @@ def _as_float(typing, bits):
 
 
 @intrinsic
-def _as_bits(typing, value):
-    """The 32 bits of a float32."""
+def _magnitude(typing, value):
+    """The bits of |value|: of two magnitudes the larger has the larger bits."""
 
     def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
+        bits = ir.IntType(32)
+        return builder.and_(builder.bitcast(arguments[0], bits), bits(0x7FFFFFFF))
 
     return numba.int32(numba.float32), generate
+
+
+@intrinsic
+def _larger(typing, one, other):
+    """The larger of two int32 as int32: `max` makes int64 of them, of which a register holds half as many."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.select(builder.icmp_signed(">", *arguments), *arguments)
+
+    return numba.int32(numba.int32, numba.int32), generate
 
 
 @numba.njit(inline="always")
@@ -68,45 +81,60 @@ def _is_nan_e4m3(code):
     return (code & 0x7F) == 0x7F
 
 
+@numba.njit(inline="always")
+def _plain(a, b, own, other, left, right):
+    return False, False
+
+
 @numba.njit
-def _holds_nan_e4m3(codes):
-    """Eight codes at a time: adding one to the seven low bits carries into the eighth where all seven are set."""
-    whole = codes.shape[0] // 8 * 8
-    words = codes[:whole].view(np.int64)
-    found = np.int64(0)
-    for i in range(words.shape[0]):
-        found |= (words[i] & 0x7F7F7F7F7F7F7F7F) + 0x0101010101010101
+def _looked_at_e4m3(a, b, own, other, left, right):
+    """(whether two ranges of codes are the same, whether one holds NaN), from eight codes at a time: adding one to the
+    seven low bits carries into the eighth where all seven are set. `own` and `other` are the flat arrays as words."""
+    first, last = (left + 7) // 8, right // 8
+    differ = nan = np.int64(0)
+    for i in range(np.uint64(first), np.uint64(max(first, last))):
+        differ |= own[i] ^ other[i]
+        nan |= (own[i] & 0x7F7F7F7F7F7F7F7F) + 0x0101010101010101
+        nan |= (other[i] & 0x7F7F7F7F7F7F7F7F) + 0x0101010101010101
     rest = False
-    for i in range(whole, codes.shape[0]):
-        rest |= _is_nan_e4m3(codes[i])
-    return rest or (found & np.int64(-0x7F7F7F7F7F7F7F80)) != 0
+    for begin, end in ((left, min(8 * first, right)), (max(8 * last, left), right)):
+        for i in range(begin, end):
+            differ |= a[i] ^ b[i]
+            rest |= _is_nan_e4m3(a[i]) or _is_nan_e4m3(b[i])
+    return differ == 0, rest or (nan & np.int64(-0x7F7F7F7F7F7F7F80)) != 0
 
 
-def _made(widen, is_nan, holds_nan):
-    """The loop over rows of a pair whose codes `widen` turns into float32, save those that `is_nan` knows; `holds_nan`
-    says whether a chunk has one."""
+def _made(widen, is_nan, looked_at, chunk):
+    """The loop over rows of a pair whose codes `widen` turns into float32, save those that `is_nan` knows, in chunks
+    whose sums float32 holds; `looked_at` says of a chunk whether all of it is the same and whether it holds NaN."""
 
-    @numba.njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
-    def sums(a, b):
-        """Of a chunk: sums of e^2, o^2 and e o, the largest |e|. A maximum of integers is taken many at a time, one of
-        floats is not."""
-        error, signal, product = np.float32(0), np.float32(0), np.float32(0)
-        largest = np.int32(0)
-        for i in range(a.shape[0]):
+    @numba.njit(fastmath=REORDERED, error_model="numpy")
+    def sums(a, b, left, right):
+        """Of a chunk: sums of e^2, o^2 and e o, the largest |e|."""
+        error, signal, product, largest = np.float32(0), np.float32(0), np.float32(0), np.int32(0)
+        for i in range(np.uint64(left), np.uint64(right)):  # an index that may be negative is looked at before use
             o = widen(b[i])
             e = widen(a[i]) - o
             error += e * e
             signal += o * o
             product += e * o
-            largest = max(largest, _as_bits(e) & np.int32(0x7FFFFFFF))
+            largest = _larger(largest, _magnitude(e))
         return error, signal, product, _as_float(largest)
 
+    @numba.njit(fastmath=REORDERED, error_model="numpy")
+    def signal_alone(b, left, right):
+        signal = np.float32(0)
+        for i in range(np.uint64(left), np.uint64(right)):
+            o = widen(b[i])
+            signal += o * o
+        return signal
+
     @numba.njit
-    def careful(a, b):
-        """The same without what is no finite number, and how many of those have other bits."""
+    def careful(a, b, left, right):
+        """The sums without what is no finite number, and how many of those have other bits."""
         error, signal, product, largest = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
         odd = 0
-        for i in range(a.shape[0]):
+        for i in range(left, right):
             x, o = widen(a[i]), widen(b[i])
             if is_nan(a[i]) or is_nan(b[i]) or not (np.isfinite(x) and np.isfinite(o)):
                 odd += a[i] != b[i]
@@ -119,19 +147,29 @@ def _made(widen, is_nan, holds_nan):
         return error, signal, product, largest, odd
 
     @numba.njit
+    def of_chunk(a, b, own, other, left, right):
+        alike, nan = looked_at(a, b, own, other, left, right)
+        if nan:
+            return careful(a, b, left, right)
+        if alike:
+            return np.float32(0), signal_alone(b, left, right), np.float32(0), np.float32(0), 0
+        error, signal, product, largest = sums(a, b, left, right)
+        if not (np.isfinite(error) and np.isfinite(signal)):
+            return careful(a, b, left, right)
+        return error, signal, product, largest, 0
+
+    @numba.njit
     def over_rows(a, b, row_error, row_signal):
         rows, width = a.shape
         a, b = a.reshape(-1), b.reshape(-1)
+        whole = a.size * a.itemsize // 8 * 8 // a.itemsize
+        own, other = a[:whole].view(np.int64), b[:whole].view(np.int64)
         error = signal = product = largest = 0.0
         odd = 0
         for r in range(rows):
-            for left in range(r * width, (r + 1) * width, CHUNK):
-                right = min(left + CHUNK, (r + 1) * width)
-                own, other = a[left:right], b[left:right]
-                e, s, p, m = sums(own, other)
-                w = 0
-                if not (np.isfinite(e) and np.isfinite(s)) or holds_nan(own) or holds_nan(other):
-                    e, s, p, m, w = careful(own, other)
+            for left in range(r * width, (r + 1) * width, chunk):
+                right = min(left + chunk, (r + 1) * width)
+                e, s, p, m, w = of_chunk(a, b, own, other, left, right)
                 row_error[r] += e
                 row_signal[r] += s
                 product += p
@@ -144,8 +182,8 @@ def _made(widen, is_nan, holds_nan):
     return over_rows
 
 
-_bfloat16, _float32 = (_made(widen, _never, _never) for widen in (_of_bfloat16, _of_float32))
-_e4m3 = _made(_of_e4m3, _is_nan_e4m3, _holds_nan_e4m3)
+_bfloat16, _float32 = (_made(widen, _never, _plain, CHUNK) for widen in (_of_bfloat16, _of_float32))
+_e4m3 = _made(_of_e4m3, _is_nan_e4m3, _looked_at_e4m3, CODES)
 
 
 @numba.njit

@@ -1,6 +1,7 @@
 """All statistics of a pair of stored tensors in one pass, by torch and by the compiled loop where it is installed."""
 
 import importlib.util
+import math
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from day0check.compare import pair_statistics as module
+from day0check.compare import pair_statistics_torch as torch_alone
 from day0check.compare.pair_statistics import FORMATS, compiled, joined, pair_statistics
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
@@ -90,17 +92,69 @@ def test_slices_joined_are_the_whole(cuts, dtype, seed):
     assert torch.allclose(parts.row_signal, whole.row_signal, rtol=1e-5)
 
 
-def test_memory_is_bounded_by_a_block(monkeypatch):
-    """Catches a comparison that widens a whole tensor."""
-    monkeypatch.setattr(module, "BLOCK_ELEMENTS", 64)
-    a, b = pair(torch.bfloat16, (33, 150))
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("shape", [(33, 24), (33, 150), (2, 7)])
+def test_memory_is_bounded_by_a_block(dtype, shape, monkeypatch):
+    """Catches a comparison that widens a whole tensor, and a block, a piece of a row or the last of them left out."""
+    monkeypatch.setattr(torch_alone, "BLOCK_ELEMENTS", 64)
+    a, b = pair(dtype, shape)
     made = []
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **kw: made.append(size) or empty(*size, **kw))
     found = pair_statistics(a, b, fast=False)
-    assert found.error == pytest.approx(float((a.double() - b.double()).square().sum()), rel=1e-5)
+    e = a.double() - b.double()
+    torch.testing.assert_close(found.row_error, e.square().sum(1), rtol=1e-5, atol=1e-12)
+    torch.testing.assert_close(found.row_signal, b.double().square().sum(1), rtol=1e-5, atol=1e-12)
+    assert found.largest == float(e.abs().max())
     assert made
-    assert max(n for size in made for n in size) <= 64
+    assert max(math.prod(size[0]) for size in made) <= 2 * 64 * torch_alone.NARROW_BLOCKS
+
+
+@pytest.mark.parametrize("factor", [1e-25, 1e25])
+def test_squares_that_leave_float32_are_found_all_the_same(factor):
+    """Catches an error of which only the square is nothing, and a sum that is infinite."""
+    a, b = (t * factor for t in pair(torch.float32, (4, 100)))
+    found, (e, o) = pair_statistics(a, b, fast=False), slowly(a, b)
+    assert found.largest == float((a - b).abs().max()) > 0
+    assert found.error == pytest.approx(float(e.square().sum()), rel=1e-5, abs=0)
+    assert found.signal == pytest.approx(float(o.square().sum()), rel=1e-5, abs=0)
+    assert found.odd == 0
+
+
+@pytest.mark.parametrize("fast", WAYS)
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_of_equal_tensors_only_the_signal_is_left(dtype, fast):
+    """Catches a short way for chunks of equal bytes that forgets the oracle, or NaN on both sides."""
+    a, _ = pair(dtype, (5, 3003))
+    a[3, 1000] = torch.nan
+    found = pair_statistics(a, a.clone(), fast=fast)
+    o = torch.nan_to_num(a.double(), nan=0.0)
+    assert (found.error, found.product, found.largest, found.odd) == (0.0, 0.0, 0.0, 0)
+    torch.testing.assert_close(found.row_signal, o.square().sum(1), rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("fast", WAYS)
+@pytest.mark.parametrize("at", [(0, 0), (1, 1028), (2, 2050), (4, 3002)])
+def test_one_code_that_differs_is_found_wherever_it_lies(at, fast):
+    """Catches the ends of a chunk that are no whole word of eight codes."""
+    a, b = torch.ones(2, 5, 3003).to(torch.float8_e4m3fn)
+    a[at] = 2.0
+    found = pair_statistics(a, b, fast=fast)
+    assert (found.error, found.product, found.largest) == (1.0, 1.0, 1.0)
+    assert found.row_error.nonzero().flatten().tolist() == [at[0]]
+
+
+@pytest.mark.parametrize("fast", WAYS)
+@pytest.mark.parametrize("shape", [(7, 300), (1, 2100), (2, 1000)])
+def test_threads_share_a_pair_and_lose_nothing(shape, fast, monkeypatch):
+    """Catches a share that is left out or given to another row."""
+    monkeypatch.setattr(module, "LEAST_SHARE", 100)
+    a, b = pair(torch.bfloat16, shape)
+    alone, shared = (pair_statistics(a, b, fast=fast, threads=n) for n in (1, 3))
+    assert (shared.elements, shared.largest) == (alone.elements, alone.largest)
+    torch.testing.assert_close(shared.row_error, alone.row_error, rtol=1e-5, atol=1e-12)
+    torch.testing.assert_close(shared.row_signal, alone.row_signal, rtol=1e-5, atol=1e-12)
+    assert shared.product == pytest.approx(alone.product, rel=1e-3)
 
 
 def test_pairs_that_are_none_are_refused():

@@ -1,0 +1,161 @@
+"""The statistics of a pair of tensors by torch operators alone, on blocks that stay in the second cache.
+
+Every operator writes into room that was made before, since on such blocks beginning an operator costs as much as a
+tenth of running it. Blocks whose float32 squares tell nothing (no finite number, no error, tiny or huge ones) are
+found by their largest square at the end and done again in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+BLOCK_ELEMENTS = 2**17  # of one operand in float32: 512 KiB
+NARROW_BLOCKS = 4  # of codes of one byte so many blocks are widened to two bytes at once
+LEAST, INFINITE = 0x0D800000, 0x7F800000  # bits of 2^-100, below which squares lose some of theirs, and of infinity
+E4M3_SCALE = 2.0**8  # what a code of E4M3 means is this times what its bits mean where float16 has them
+_TO_HALF, _SIGN_AND_LOW, _NAN, _NEGATIVE_NAN = 1 << 7, -0x4001, 0x7F, 0xFF
+
+Sums = tuple[float, float, float, float, int]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How [R, C] is cut: blocks of `step` whole rows, or of `columns` of one row (the last of a row may be shorter)."""
+
+    rows: int
+    width: int
+    step: int
+    columns: int
+
+    @classmethod
+    def of(cls, rows: int, width: int) -> _Cut:
+        return cls(rows, width, max(1, min(rows, BLOCK_ELEMENTS // width)), min(width, BLOCK_ELEMENTS))
+
+    def shapes(self) -> list[tuple[int, int]]:
+        """[rows, columns] of every block, in the order of memory."""
+        if self.columns < self.width:
+            full, rest = divmod(self.width, self.columns)
+            return ([(1, self.columns)] * full + [(1, rest)] * (rest > 0)) * self.rows
+        full, rest = divmod(self.rows, self.step)
+        return [(self.step, self.width)] * full + [(rest, self.width)] * (rest > 0)
+
+    def of_rows(self, cells: torch.Tensor) -> torch.Tensor:
+        """[R] of what belongs to the rows of all blocks, one after another."""
+        return cells.view(self.rows, -1).sum(1)
+
+
+class _Blocks:
+    """The blocks of a pair and what is found of each: squares of its rows, product, bits of the largest square."""
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, cut: _Cut) -> None:
+        self.shapes = cut.shapes()
+        sizes, rows = [r * c for r, c in self.shapes], [r for r, _ in self.shapes]
+        self.own, self.oracle = a.view(-1).split(sizes), b.view(-1).split(sizes)
+        device = a.device
+        self.cells = torch.zeros((2, sum(rows)), dtype=torch.float32, device=device)
+        self.products = torch.zeros(len(sizes), dtype=torch.float32, device=device)
+        self.largest = torch.zeros(len(sizes), dtype=torch.int32, device=device)
+        self.into = (*(c.split(rows) for c in self.cells), self.products.unbind(), self.largest.unbind())
+        self.room = torch.empty((2, max(sizes)), dtype=torch.float32, device=device)
+
+    def run(self, own: tuple[torch.Tensor, ...], oracle: tuple[torch.Tensor, ...], first: int = 0) -> None:
+        """Blocks `first` and following from these values of theirs, of any float dtype."""
+        shape = None
+        errors, signals, products, largest = self.into
+        for at, (x, o) in enumerate(zip(own, oracle, strict=True), first):
+            if self.shapes[at] != shape:
+                shape = self.shapes[at]
+                e, wide = self.room[:, : shape[0] * shape[1]]
+                rows, bits, wide_rows = e.view(shape), e.view(torch.int32), wide.view(shape)
+            x = x if x.dtype == torch.float32 else e.copy_(x)
+            o, oracle_rows = (o, o.view(shape)) if o.dtype == torch.float32 else (wide.copy_(o), wide_rows)
+            torch.sub(x, o, out=e)
+            torch.dot(e, o, out=products[at])
+            torch.mul(e, e, out=e)
+            torch.sum(rows, 1, out=errors[at])
+            torch.amax(bits, 0, out=largest[at])
+            torch.linalg.vector_norm(oracle_rows, dim=1, out=signals[at])
+
+
+def statistics(a: torch.Tensor, b: torch.Tensor) -> tuple[Sums, torch.Tensor, torch.Tensor]:
+    """((error, signal, product, largest, odd), row errors, row signals) of two contiguous tensors [R, C].
+
+    The largest error is the root of the largest square, which is that very number where a square has all its bits.
+    """
+    rows, width = a.shape
+    if not a.numel():
+        nothing = torch.zeros(rows, dtype=torch.float64)
+        return (0.0, 0.0, 0.0, 0.0, 0), nothing, nothing.clone()
+    cut = _Cut.of(rows, width)
+    blocks = _Blocks(a, b, cut)
+    by_bits = a.dtype == b.dtype == torch.float8_e4m3fn and a.device.type == "cpu"  # torch converts one at a time there
+    odd_blocks = _run_e4m3(blocks) if by_bits else blocks.run(blocks.own, blocks.oracle) or set()
+    scale = E4M3_SCALE if by_bits else 1.0
+    error, signal = blocks.cells[0].double() * scale**2, blocks.cells[1].double().square_() * scale**2
+    products = blocks.products.double() * scale**2
+    roots = blocks.largest.view(torch.float32).double().sqrt_().float().double() * scale
+    odd = 0
+    errors, signals = error.split([r for r, _ in blocks.shapes]), signal.split([r for r, _ in blocks.shapes])
+    for at in _doubtful(blocks, (errors, signals), odd_blocks):
+        found = _careful(blocks.own[at].view(blocks.shapes[at]), blocks.oracle[at].view(blocks.shapes[at]))
+        errors[at].copy_(found[0])
+        signals[at].copy_(found[1])
+        products[at], roots[at], odd = found[2], found[3], odd + found[4]
+    row_error, row_signal = cut.of_rows(error).cpu(), cut.of_rows(signal).cpu()
+    sums = float(row_error.sum()), float(row_signal.sum()), float(products.sum()), float(roots.max()), odd
+    return sums, row_error, row_signal
+
+
+def _run_e4m3(blocks: _Blocks) -> set[int]:
+    """Runs blocks of E4M3 by way of float16: there a code means what it means over `E4M3_SCALE`, and exactly, once its
+    seven low bits are moved to exponent and mantissa. Returns the blocks that hold NaN, whose code would mean 480."""
+    room = torch.empty((2, max(r * c for r, c in blocks.shapes) * NARROW_BLOCKS), dtype=torch.int16)
+    odd = set()
+    for first in range(0, len(blocks.shapes), NARROW_BLOCKS):
+        numbers = range(first, min(first + NARROW_BLOCKS, len(blocks.shapes)))
+        sizes = [blocks.shapes[at][0] * blocks.shapes[at][1] for at in numbers]
+        both = [parts[first].as_strided((sum(sizes),), (1,)) for parts in (blocks.own, blocks.oracle)]
+        halves = [_as_half(codes, into) for codes, into in zip(both, room, strict=True)]
+        blocks.run(*(h.split(sizes) for h in halves), first)
+        if any(_holds_nan(codes) for codes in both):
+            odd.update(numbers)
+    return odd
+
+
+def _as_half(codes: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    half = into[: codes.numel()].copy_(codes.view(torch.int8))
+    return half.mul_(_TO_HALF).bitwise_and_(_SIGN_AND_LOW).view(torch.float16)
+
+
+def _holds_nan(codes: torch.Tensor) -> bool:
+    return int(codes.view(torch.int8).amax()) == _NAN or int(codes.view(torch.uint8).amax()) == _NEGATIVE_NAN
+
+
+def _doubtful(blocks: _Blocks, found: tuple[tuple[torch.Tensor, ...], ...], odd: set[int]) -> list[int]:
+    """Numbers of the blocks that float32 squares do not tell everything of; a block without any error is none."""
+    doubtful = []
+    overflowed = not math.isfinite(float(blocks.cells.sum()))
+    for at, bits in enumerate(blocks.largest.tolist()):
+        known = LEAST <= bits < INFINITE or (bits == 0 and _same_bytes(blocks.own[at], blocks.oracle[at]))
+        finite = not overflowed or all(bool(torch.isfinite(squares[at]).all()) for squares in found)
+        if at in odd or not known or not finite:
+            doubtful.append(at)
+    return doubtful
+
+
+def _same_bytes(x: torch.Tensor, o: torch.Tensor) -> bool:
+    return x.dtype == o.dtype and torch.equal(x.view(torch.uint8), o.view(torch.uint8))
+
+
+def _careful(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float, float, int]:
+    """(row errors, row signals, product, largest, odd) in float64, without what is no finite number."""
+    x, o = a.float(), b.float()
+    finite = torch.isfinite(x) & torch.isfinite(o)
+    odd = int((~finite & (x.view(torch.int32) != o.view(torch.int32))).sum())
+    o = torch.where(finite, o, 0.0)
+    e = (torch.where(finite, x, 0.0) - o).double()
+    o = o.double()
+    return e.square().sum(1), o.square().sum(1), float((e * o).sum()), float(e.abs().max()), odd
