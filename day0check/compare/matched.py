@@ -17,6 +17,7 @@ import torch
 from scipy.special import stdtrit
 
 from day0check.compare import kept_states
+from day0check.compare.computations import Computation
 from day0check.compare.lockstep import run_together
 from day0check.compare.net_measures import CaseTable, layer_of
 from day0check.compare.net_noise import noise_map
@@ -158,7 +159,9 @@ def match(
             tokens = _tokens(snapshot, request)
             if not tokens:
                 continue
-            run = _MatchedRun(profile, request, tokens, snapshot, CaseTable(snapshot), hypotheses=tuple(group))
+            run = _MatchedRun(
+                profile, request, tokens, Computation(snapshot), CaseTable(snapshot), hypotheses=tuple(group)
+            )
             run.sums = sums[-1]
             run.replicates = replicates
             bodies = [run.body(oracle, None)]
@@ -215,7 +218,7 @@ class _MatchedRun(RequestRun):
             return self.choose(tap, operator, function, [(args, kwargs) for _, _, args, kwargs in expected])
         if tap.startswith("vision."):
             return None
-        recorded = self.snapshot.recorded(tap, self.request.id)
+        recorded = self.computation.view.recorded(tap, self.request.id)
         results = [args[0][0] if isinstance(args[0], tuple) else args[0] for _, _, args, _ in values]
         inside = [i for i, position in enumerate(recorded.positions) if position < len(results[0])]
         if inside:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from day0check.compare.computations import Computation
+from day0check.compare.free_choices import FreeLimits, error_of_a_difference, given_up
 from day0check.compare.locate import split_tap
-from day0check.compare.logits import MARGIN_LIMIT, compare_logits, given_up_noises
+from day0check.compare.logits import MARGIN_LIMIT, LogitRows, compare_logits, given_up_noises
 from day0check.compare.net_noise import row_errors
 from day0check.compare.propagated_choices import FORMS, LIMIT, Judged
 from day0check.contracts import CONTRACTS
@@ -40,22 +42,32 @@ class _Group:
 
 
 class CaseTable:
-    """Rows of all requests of a case by (tap, phase). Keeps numbers per row, never the tensors."""
+    """Rows of all requests of a case by (tap, phase). Keeps numbers per row, never the tensors. `free`: takes what the
+    replicates show of choices that fall otherwise, where the candidate shows none of its own."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+    def __init__(self, snapshot: Snapshot, *, free: FreeLimits | None = None) -> None:
+        self.snapshot, self.free = snapshot, free
         self._groups: dict[tuple[str, str], _Group] = {}
+        self._now = Computation(snapshot)
         self._skipped: dict[str, str] = {}
         self._strayed: dict[str, torch.Tensor] = {}  # request -> noises of each row's error at the last tap, at least 1
 
     # ------------------------------------------------------------------------------------------- collecting
 
+    def follow(self, request: str, computation: Computation) -> None:
+        """What is added next is of this computation of `request`."""
+        self._now = computation
+        self._strayed.pop(request, None)
+
     def add_values(
         self, tap: str, operator: str, request: str, oracle: torch.Tensor, replicates: Sequence[torch.Tensor]
     ) -> None:
         """`oracle` and each of `replicates`: results [rows, ...] of one pass over the request."""
-        vision = tap.startswith("vision.")
-        recorded = self.snapshot.recorded(tap, request, by_position=not vision)
+        vision, now = tap.startswith("vision."), self._now
+        if vision and not now.last:
+            return  # patches are those of one encoding
+        recorded = now.view.recorded(tap, request, by_position=not vision)
+        recorded = recorded if vision else now.judged(recorded)
         if not recorded.positions:
             return
         rows = self._align(tap, recorded, len(oracle), vision)
@@ -69,6 +81,8 @@ class CaseTable:
             return
         others = torch.stack([r[at].flatten(1).double() for r in replicates])
         errors = row_errors(wanted, candidate, others)
+        if self.free is not None:
+            self.free.see_rows(tap, wanted, others)
         columns = {
             "z": errors.z,
             "replicate_z": errors.replicate_z,
@@ -82,13 +96,29 @@ class CaseTable:
             explained = self.explained(request, len(oracle))[at]
             columns |= {
                 "agrees": found.agrees.double(),
-                "margin": found.margin / explained.to(found.margin.device),
+                "margin": self._margin(wanted, candidate, others, found, explained),
                 "kl": found.kl,
                 "noise_kl": found.noise_kl,
             }
         elif not vision:
             self.explained(request, len(oracle))[at] = errors.z.sqrt().clamp(min=1.0).cpu()
         self._add(tap, operator, request, recorded, own, columns, width=wanted.shape[1])
+
+    def _margin(
+        self,
+        oracle: torch.Tensor,
+        candidate: torch.Tensor,
+        replicates: torch.Tensor,
+        found: LogitRows,
+        explained: torch.Tensor,
+    ) -> torch.Tensor:
+        if self.free is None:
+            return found.margin / explained.to(found.margin.device)
+        self.free.see_logits(oracle, replicates)
+        best = candidate.double().nan_to_num(nan=-torch.inf).argmax(-1)
+        return torch.where(
+            torch.isinf(found.margin), torch.inf, given_up(oracle, best, error_of_a_difference(oracle, replicates))
+        )
 
     def explained(self, request: str, length: int) -> torch.Tensor:
         """[length]: how many noises each row was off at the last tap, at least 1.
@@ -111,32 +141,43 @@ class CaseTable:
         self, tap: str, operator: str, request: str, recorded: Rows, rows: list[int], judged: Judged
     ) -> None:
         """`rows`: the recorded rows that `judged` is about, in its order."""
+        here = [i for i, row in enumerate(rows) if recorded.positions[row] >= self._now.first]
+        if not here:
+            return
         columns = {
-            "form": judged.form.double(),
-            "regret": judged.regret.double(),
-            "flips": judged.flips.double(),
-            "noise_flips": judged.noise_flips,
+            "form": judged.form.double()[here],
+            "regret": judged.regret.double()[here],
+            "flips": judged.flips.double()[here],
+            "noise_flips": judged.noise_flips[here],
         }
-        self._add(tap, operator, request, recorded, rows, columns, width=recorded.values[0].numel())
+        own = [rows[i] for i in here]
+        self._add(tap, operator, request, recorded, own, columns, width=recorded.values[0].numel())
 
     def add_tokens(self, request: Request, outputs: Outputs, oracle: torch.Tensor, replicates: torch.Tensor) -> None:
         """Tokens that the candidate chose freely at temperature 0, against the oracle's logits [rows, V]."""
         if request.temperature != 0 or any(request.forced):
             return
+        if self.free is not None:
+            self.free.see_logits(oracle, replicates)
         sequence = outputs.sequences[request.id]
         spans = outputs.generated.get(request.id, ())
         rows = [
             (p - 1, "prefill" if p == a else "decode") for a, b in spans for p in range(a, b) if 0 < p <= len(oracle)
         ]
+        shown = self._now.tokens(request.id)
+        rows = rows if shown is None else [row for row in rows if row[0] in shown]
         if not rows:
             return
         at = torch.tensor([row for row, _ in rows], device=oracle.device)
         tokens = torch.tensor([sequence[row + 1] for row, _ in rows], device=oracle.device)
         wide = oracle[at].double()
-        given_up = given_up_noises(wide, tokens, replicates[:, at])
-        given_up = given_up / self.explained(request.id, len(oracle)).to(at.device)[at]
+        if self.free is None:
+            margin = given_up_noises(wide, tokens, replicates[:, at])
+            margin = margin / self.explained(request.id, len(oracle)).to(at.device)[at]
+        else:
+            margin = given_up(wide, tokens, error_of_a_difference(oracle, replicates))
         recorded = Rows(tuple(row for row, _ in rows), tuple(phase for _, phase in rows), (), torch.empty(len(rows), 1))
-        columns = {"agrees": (wide.argmax(-1) == tokens).double(), "margin": given_up}
+        columns = {"agrees": (wide.argmax(-1) == tokens).double(), "margin": margin}
         self._add(TOKENS, TOKENS, request.id, recorded, list(range(len(rows))), columns, width=1)
 
     def add_missing(self, request: str, met: Sequence[str]) -> None:
@@ -175,7 +216,8 @@ class CaseTable:
 
     def measures(self) -> list[Measure]:
         """One measure per (tap, phase), in order of execution, and one for each tap that could not be judged."""
-        found = [_judge(group, phase) for (_, phase), group in self._groups.items()]
+        free = self.free or FreeLimits()
+        found = [_judge(group, phase, free) for (_, phase), group in self._groups.items()]
         found += [_not_judged(tap, self.snapshot, reason) for tap, reason in self._skipped.items()]
         return sorted(found, key=lambda m: (m.order, m.tap, m.phase))
 
@@ -191,7 +233,7 @@ def _not_judged(tap: str, snapshot: Snapshot, reason: str) -> Measure:
     return Measure(tap, operator, kind, "prefill", layer_of(tap), order, 0, 0, False, not_judged=reason)
 
 
-def _judge(group: _Group, phase: str) -> Measure:
+def _judge(group: _Group, phase: str, free: FreeLimits) -> Measure:
     names = group.parts[0]
     if "form" in names:
         return _judge_choices(group, phase)
@@ -200,10 +242,12 @@ def _judge(group: _Group, phase: str) -> Measure:
     rows = torch.zeros(0)
     if "z" in names:
         rows = _value_statistics(group, statistics, limits)
+        limits["row"] = free.row_limit(group.tap, ROW_LIMIT)
     if "margin" in names:
         _logit_statistics(group, statistics, limits)
+        limits["margin"] = free.margin_limit(MARGIN_LIMIT)
     failing = next((name for name in limits if not statistics[name] <= limits[name]), "")
-    at = _address(group, failing, rows)
+    at = _address(group, failing, rows, limits)
     pattern, message = _in_words(failing, statistics, limits)
     return _measure(group, phase, statistics, limits, failing, at=at, pattern=pattern, message=message)
 
@@ -217,7 +261,7 @@ def _value_statistics(group: _Group, statistics: dict[str, float], limits: dict[
     statistics["whole"] = typical_ratio(z, group.column("replicate_z"))
     statistics["energy"] = float((z.mean() / own.mean().clamp(min=1e-3)).sqrt())
     limits["whole"] = whole_limit(group.column("replicate_z"))
-    statistics["row"], limits["row"] = float(rows.max()), ROW_LIMIT
+    statistics["row"] = float(rows.max())
     statistics["relative_l2"] = (error / max(signal, 1e-300)) ** 0.5
     statistics["noise_relative_l2"] = (noise / max(signal, 1e-300)) ** 0.5
     return rows
@@ -250,7 +294,7 @@ def whole_limit(replicate_z: torch.Tensor) -> float:
 
 def _logit_statistics(group: _Group, statistics: dict[str, float], limits: dict[str, float]) -> None:
     margin = group.column("margin")
-    statistics["margin"], limits["margin"] = float(margin.max()), MARGIN_LIMIT
+    statistics["margin"] = float(margin.max())
     statistics["top1_agreement"] = float(group.column("agrees").mean())
     diverging = [address[1] for address, ok in zip(group.addresses, group.column("agrees"), strict=True) if not ok]
     statistics["first_diverging_position"] = float(min(diverging, default=-1))
@@ -293,15 +337,15 @@ def _lowest(group: _Group, beyond: torch.Tensor) -> int | None:
     return min((r for r in rows if group.addresses[r][0] == first), key=lambda r: group.addresses[r][1])
 
 
-def _address(group: _Group, failing: str, rows: torch.Tensor) -> int | None:
+def _address(group: _Group, failing: str, rows: torch.Tensor, limits: Mapping[str, float]) -> int | None:
     if not failing:
         return None
     if failing == "non_finite":
         return _lowest(group, group.column("bad") > 0)
     if failing == "margin":
-        return _lowest(group, group.column("margin") > MARGIN_LIMIT)
+        return _lowest(group, group.column("margin") > limits["margin"])
     if failing == "row":
-        return _lowest(group, rows > ROW_LIMIT)
+        return _lowest(group, rows > limits["row"])
     return int(rows.argmax())
 
 

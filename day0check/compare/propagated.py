@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 from day0check.compare import kept_states
+from day0check.compare.computations import Computation, computations
+from day0check.compare.free_choices import CHOOSING, REPLICATES, FreeLimits, shows_no_choice
 from day0check.compare.locate import drafting_place
 from day0check.compare.lockstep import run_together
 from day0check.compare.net_measures import CaseTable
@@ -32,7 +34,7 @@ from day0check.types import Measure, Request, RunCase
 from reference.moe import weights_of
 
 Forward = Callable[[Sequence[int], Sequence[str], Callable[..., Any]], torch.Tensor]
-REPLAYED = ("dsa.select", "moe.route")
+REPLAYED = CHOOSING
 
 
 def compare_case(
@@ -61,18 +63,22 @@ def compare_case(
         )
     oracle, expected = model if isinstance(model, tuple) else forwards(model, profile, device, _drafted(snapshot))
     fed = snapshot.fed_lengths()
-    table = CaseTable(snapshot)
+    table = CaseTable(snapshot, free=FreeLimits() if shows_no_choice(snapshot) else None)
+    replicates = replicates if table.free is None else max(replicates, REPLICATES)
     for index, request in enumerate(case.requests):
         sequence = outputs.sequences.get(request.id)
         if not sequence:
             continue  # the check "candidate" accuses it
         length = fed.get(request.id, len(sequence) - 1)  # a token chosen last is never an input
-        run = RequestRun(profile, request, sequence[: max(1, length)], snapshot, table, book)
-        bodies = [run.body(oracle, None)]
-        for replicate in range(replicates):
-            bodies.append(run.body(expected, seeded((seed, index, replicate), device)))
-        logits = run_together(bodies, run.at_meeting)
-        table.add_tokens(request, outputs, logits[0], torch.stack([value.double() for value in logits[1:]]))
+        for computation in computations(snapshot, request.id):
+            table.follow(request.id, computation)
+            own_book = book if computation.last else None
+            run = RequestRun(profile, request, sequence[: max(1, length)], computation, table, own_book)
+            bodies = [run.body(oracle, None)]
+            for replicate in range(replicates):
+                bodies.append(run.body(expected, seeded((seed, index, replicate), device)))
+            logits = run_together(bodies, run.at_meeting)
+            table.add_tokens(request, outputs, logits[0], torch.stack([value.double() for value in logits[1:]]))
         table.add_missing(request.id, run.met)
     return table.measures()
 
@@ -143,12 +149,12 @@ def rounded(
 
 @dataclass
 class RequestRun:
-    """The passes of one request: what each does at a call, and what happens where they meet."""
+    """The passes of one computation of a request: what each does at a call, and what happens where they meet."""
 
     profile: Profile
     request: Request
     tokens: Sequence[int]
-    snapshot: Snapshot
+    computation: Computation
     table: CaseTable
     book: NoiseBook | None = None
     met: list[str] = field(default_factory=list)
@@ -161,7 +167,9 @@ class RequestRun:
                 tap = ".".join(part for part in (place, operator, site) if part)
                 if operator in REPLAYED:
                     chosen = meet(tap, (operator, function, args, kwargs))
-                    return chosen if operator == "dsa.select" else _routed(chosen, *args, **kwargs)
+                    if chosen is None:
+                        return function(*args, **kwargs)
+                    return chosen if operator == "dsa.select" else routed(chosen, *args, **kwargs)
                 result = self._rounded(operator, function, args, kwargs, generator)
                 if operator in CONTRACTS and CONTRACTS[operator].net:
                     meet(tap, (operator, None, (result,), {}))
@@ -182,7 +190,7 @@ class RequestRun:
     def kept_at(self) -> tuple[int, ...]:
         """Behind which rows the states of the request were kept. A noise book also serves runs of other schedules: its
         noise is that of the most that any does, a rounding behind every row."""
-        return () if self.book is not None else kept_states.ends_of_calls(self.snapshot, self.request.id)
+        return () if self.book is not None else kept_states.ends_of_calls(self.computation.view, self.request.id)
 
     # ---------------------------------------------------------------------------------------------- meetings
 
@@ -197,11 +205,16 @@ class RequestRun:
             self.book.add(self.request.id, tap, results[0], results[1:])
         return None
 
-    def choose(self, tap: str, operator: str, function: Callable, calls: list[tuple[tuple, dict]]) -> torch.Tensor:
+    def choose(
+        self, tap: str, operator: str, function: Callable, calls: list[tuple[tuple, dict]]
+    ) -> torch.Tensor | None:
+        """What every pass takes; None where each takes its own, since the candidate shows none of its choices."""
+        if self.table.free is not None:
+            return None
         (args, kwargs), scores = calls[0], [_biased(*a, **k) for a, k in calls]
         own = function(*args, **kwargs)
         own = own if operator == "dsa.select" else own[0]
-        recorded = self.snapshot.recorded(tap, self.request.id)
+        recorded = self.computation.view.recorded(tap, self.request.id)
         inside = [i for i, p in enumerate(recorded.positions) if p < len(own)]
         if not inside:
             return own
@@ -237,7 +250,7 @@ def _biased(scores: torch.Tensor, *, bias: torch.Tensor | None = None, **_: Any)
     return scores if bias is None else scores + bias
 
 
-def _routed(
+def routed(
     ids: torch.Tensor, scores: torch.Tensor, *, renormalise: bool, scale: float, weighting: str = "score", **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, weights) of a route with given experts: from the unbiased scores of the chosen, times scale."""

@@ -17,10 +17,12 @@ from typing import Any
 import torch
 
 from day0check.compare import kept_states
+from day0check.compare.matched_answers import compare_answers, heard_logprobs
 from day0check.compare.net_noise import add_float32_noise
 from day0check.compare.rounding import Rounder
 from day0check.contracts import CONTRACTS
 from day0check.contracts.profiles import PROFILES, Profile
+from day0check.types import Measure
 from reference.model import Model
 from reference.weights import Checkpoint
 
@@ -93,6 +95,23 @@ def follow(
             noise.append(statistics(exact, rows.argmax(-1), _logprobs(rows, answer) - _logprobs(exact, answer)))
     limits = {k: FACTORS[k] * max((n[k] for n in noise), default=0.0) + FLOORS[k] for k in FACTORS}
     return tuple(_row(answer, exact, limits) for answer, exact in seen)
+
+
+def matched(
+    model: str | Path | Checkpoint,
+    profile: str | Profile,
+    answers: Sequence[WireAnswer],
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+) -> Measure | None:
+    """Which parameter of the model the answers' log-probabilities look wrong in, if any; None where there are none."""
+    profile = PROFILES[profile] if isinstance(profile, str) else profile
+    checkpoint = model if isinstance(model, Checkpoint) else Checkpoint(model)
+    cut = [_cut(a, checkpoint.config.vocab) for a in answers if a.logprobs is not None and a.tokens]
+    inside = [a for a in cut if 0 <= a.tokens[-1] < checkpoint.config.vocab]
+    heard = [heard_logprobs(a.prompt, a.tokens, a.logprobs) for a in inside]
+    return next(iter(compare_answers(checkpoint, profile, heard, device=device, seed=seed)), None)
 
 
 def _cut(answer: WireAnswer, vocab: int) -> WireAnswer:

@@ -92,6 +92,9 @@ class Capture(Observer):
                 if isinstance(value, torch.Tensor):
                     self._keep(call, index, value)
 
+    def shown(self, call: Call, results: Tuple[Any, ...]) -> None:
+        self.after(call, None, results)
+
     def _keep(self, call: Call, result: int, value: torch.Tensor, arg: str = "") -> None:
         line = _line(call, result, value)
         if arg:

@@ -60,6 +60,9 @@ class Observer:
     def after(self, call: Call, token: Any, results: Tuple[Any, ...]) -> None:
         pass
 
+    def shown(self, call: Call, results: Tuple[Any, ...]) -> None:
+        """Results whose call nobody saw: `call` has no arguments."""
+
     def end_step(self, step: int) -> None:
         pass
 
@@ -124,6 +127,19 @@ class Recorder:
         for observer, token in zip(self.observers, tokens):
             observer.after(call, token, results)
         return result
+
+    def show(
+        self, operator: str, *results: Any, place: str = "", site: str = "", row_map: Optional[RowMap] = None
+    ) -> None:
+        """Results of an operator whose call cannot be seen, inside a step: what a black box gives, its logits at least
+        (`show("head.logits", logits)`). They are kept and compared with the oracle; nothing is replayed."""
+        rows = self.rows if row_map is None else row_map
+        call = Call(place, operator, site, self.phase, self.current_step, self.order, rows, (), {})
+        self.order += 1
+        if self.heartbeat is not None:
+            self.heartbeat.beat(call.tap, call.phase, call.step)
+        for observer in self.observers:
+            observer.shown(call, results)
 
 
 class Caller:

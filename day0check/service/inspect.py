@@ -23,7 +23,7 @@ from day0check.load.speed import SpeedPlan
 from day0check.service.following import followable, prompts
 from day0check.service.process import Server, ServerPlan, served
 from day0check.snapshot import read_measures
-from day0check.types import Finding, NotRun
+from day0check.types import Finding, NotRun, to_json
 
 if TYPE_CHECKING:
     from reference.config import ModelConfig
@@ -108,6 +108,7 @@ def figures(observed: Observed) -> dict[str, Any]:
         "counters": {c.label: c.values for c in observed.counters},
         "interference": [_row(r) for r in _table(observed)[:MOST_ROWS]],
         "soak": dict(observed.soak),
+        "matched": None if observed.matched is None else to_json(observed.matched),
     }
 
 
@@ -130,13 +131,15 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _with_reference(observed: Observed, reference: Reference, plan: Plan) -> Observed:
-    from day0check.compare.wire import follow
+    from day0check.compare.wire import follow, matched
 
     answers, reason = followable(observed.exchanges)
     if not answers:
         return replace(observed, reference_reason=reason)
     rows = follow(reference.directory, profile_named(plan.profile), answers, seed=plan.seed)
-    return replace(observed, reference=rows, reference_reason=reason)
+    # of our own server, asked few questions, every call is replayed: nothing is left to be guessed from its answers
+    told = None if reference.most is not None else matched(reference.directory, profile_named(plan.profile), answers)
+    return replace(observed, reference=rows, reference_reason=reason, matched=told)
 
 
 def _not_run(observed: Observed) -> tuple[NotRun, ...]:

@@ -55,6 +55,9 @@ class Guard(Observer):
     def after(self, call: Call, token: Any, results: tuple[Any, ...]) -> None:
         self._guarded(self.inner.after, call, token, results)
 
+    def shown(self, call: Call, results: tuple[Any, ...]) -> None:
+        self._guarded(self.inner.shown, call, results)
+
     def end_step(self, step: int) -> None:
         self._guarded(self.inner.end_step, step)
 

@@ -62,8 +62,10 @@ def _matched(job: Job, case: RunCase, candidate: Snapshot) -> list[Measure]:
     if candidate.measures or rank_folders(candidate.directory) or not candidate.taps():
         return []
     from day0check.compare.matched import compare_matched
+    from day0check.compare.matched_case import compare_logits_of_case, shows_logits_alone
 
-    return compare_matched(job.model_dir, job.profile, case, candidate)
+    compared = compare_logits_of_case if shows_logits_alone(candidate) else compare_matched
+    return compared(job.model_dir, job.profile, case, candidate)
 
 
 def _parameters(job: Job, candidate: Path, reference: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from day0check.checks.endpoint.answer import answered, found
 from day0check.checks.evidence import Answer
 from day0check.load.observed import Observed
-from day0check.types import Finding
+from day0check.types import Finding, Measure
 
 QUESTION = "Are the endpoint's tokens and log-probabilities those of the reference?"
 NAME = "endpoint.oracle"
@@ -31,12 +32,32 @@ def judge(observed: Observed) -> Answer:
         wrong = [r for r in rows if any(not r.statistics.get(n, 0.0) <= r.limits.get(n, 0.0) for n in names)]
         if wrong:
             findings.append(_finding(pattern, names, wrong, observed, len(rows)))
+    if observed.matched is not None and not observed.matched.passed:
+        findings.insert(0, _parameter(observed.matched))
     tokens = sum(r.tokens for r in rows)
     compared = sum("median" in r.statistics for r in rows)
     summary = (
         f"{tokens} tokens of {len(rows)} answers are the reference's, log-probabilities of {compared} answers compared"
     )
     return answered(NAME, findings, summary, not_run=observed.reference_reason)
+
+
+def _parameter(told: Measure) -> Finding:
+    """The parameter that the error of all answers looks like: what they say together, and no answer by itself."""
+    return replace(
+        found(
+            NAME,
+            told.pattern,
+            told.message,
+            operator=told.operator,
+            value=told.statistics[told.failing],
+            limit=told.limits[told.failing],
+            statistics=dict(sorted(told.statistics.items())),
+        ),
+        layer=told.layer,
+        power=told.power,
+        stack_layer="operator",
+    )
 
 
 def _finding(pattern: str, names: tuple[str, ...], wrong: list, observed: Observed, total: int) -> Finding:
