@@ -2,7 +2,7 @@
 running answers, a warm prefix, memory that runs short, clients that leave. Nothing is judged here.
 
 Labels: `alone/i`, `again/i`, `together/r/i`, `long/j`, `prefix/cold/i`, `prefix/warm/i`, `surge/together/r.i`,
-`surge/alone/r.i`, `surge/beside/r.i`, `cancel/j`, `after_cancel/i`. The server's own counters stand under "before_…" and
+`surge/alone/r.i`, `surge/beside/r.i`, `cancel/j`, `after_cancel/i`. The server's own counters stand under "before_…",
 "after_…", and the most that was seen of each while requests were in flight under "peak_…".
 """
 

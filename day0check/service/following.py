@@ -17,19 +17,26 @@ if TYPE_CHECKING:
     from reference.config import ModelConfig
 
 LENGTHS = (9, 33, 64, 65, 120, 17)
+PARTING_AT, PARTED_LENGTH = 40, 110  # begins as the longest and parts from it inside a page of any usual size
 FIRST_ID, BYTES = 32, 127  # printable ASCII as bytes: ordinary ids in every vocabulary
 _TOKEN_ID = re.compile(r"token_id:(\d+)")
 
 
 def prompts(config: ModelConfig, *, seed: int) -> tuple[tuple[int, ...], ...]:
-    """Prompts of ordinary token ids, lengths around the edges of pages and chunks; the same for the same seed."""
+    """Prompts of ordinary token ids, lengths around the edges of pages and chunks, the last one with the beginning of
+    an earlier one, which a cache of prefixes may know; the same for the same seed."""
     draw = random.Random(seed)
     most = min(BYTES, config.vocab)
-    return tuple(
+    made = tuple(
         tuple(draw.randrange(FIRST_ID, most) for _ in range(length))
         for length in LENGTHS
         if length < config.max_positions
     )
+    long = max(made, key=len, default=())
+    if len(long) < PARTED_LENGTH:
+        return made
+    other = tuple(draw.randrange(FIRST_ID, most) for _ in range(PARTED_LENGTH - PARTING_AT))
+    return (*made, (*long[:PARTING_AT], *other))
 
 
 def ends_of(directory: Path, config: ModelConfig) -> tuple[int, ...]:

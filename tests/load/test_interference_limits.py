@@ -1,4 +1,4 @@
-"""What rounding may do to long prompts: measured beside one neighbour, and never more than twice the claimed precision."""
+"""What rounding may do to long prompts: measured beside one neighbour, and at most twice the claimed precision."""
 
 from __future__ import annotations
 
