@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from day0check.compare.judgement import Judgement
+from day0check.compare.judgement import MOST_BAD, Judgement
 from day0check.compare.replay import Replay
 from reference.moe import weights_of
 
@@ -42,6 +42,7 @@ def _fault(rows: int, name: str, bad: torch.Tensor, pattern: str, message: str, 
         "rows",
         pattern,
         f"{pattern} in {count} of {rows} rows{': ' + message if message else ''}",
+        bad=tuple(bad.nonzero().flatten()[:MOST_BAD].tolist()),
     )
 
 

@@ -86,7 +86,8 @@ def _rows_of(replay: Replay, start: int, end: int) -> Replay:
 def _shifted(judgement: Judgement, start: int) -> Judgement:
     if judgement.row is None or start == 0:
         return judgement
-    return Judgement(**{**judgement.__dict__, "row": judgement.row + start})
+    bad = tuple(row + start for row in judgement.bad)
+    return Judgement(**{**judgement.__dict__, "row": judgement.row + start, "bad": bad})
 
 
 def _judge_block(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from day0check.compare.judgement import Judgement
+from day0check.compare.judgement import MOST_BAD, Judgement
 from day0check.compare.replay import Replay
 from day0check.compare.rounding import Rounder, dtype_name
 
@@ -67,7 +67,8 @@ def judge_write(replay: Replay) -> list[Judgement]:
     written = _written_rows(replay)
     row = judgement.row if written is None or judgement.row is None else int(written[judgement.row])
     axis = "batch" if replay.contract.args[1].role == "batch" else "rows"
-    return [Judgement(**{**judgement.__dict__, "row": row, "axis": axis, "pattern": "not written"})]
+    bad = judgement.bad if written is None else tuple(written[list(judgement.bad)].tolist())
+    return [Judgement(**{**judgement.__dict__, "row": row, "axis": axis, "pattern": "not written", "bad": bad})]
 
 
 def _written_rows(replay: Replay) -> torch.Tensor | None:
@@ -112,6 +113,7 @@ def compare_bytes(found: torch.Tensor, expected: torch.Tensor, *, axis: str = "r
         pattern,
         f"{count} bytes in {len(bad)} of {rows} rows differ; the first in row {int(bad[0])}, "
         f"byte {int(wrong[bad[0]].nonzero()[0])}",
+        bad=tuple(bad[:MOST_BAD].tolist()),
     )
 
 

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field, replace
 COUNTS = frozenset({"mismatched_bytes", "inexact", "illegal", "skipped", "ties", "non_finite", "wrong_weights"})
 
 
+MOST_BAD = 4096
+
+
 @dataclass(frozen=True)
 class Judgement:
     """One replayed call. `statistics` and `limits` share keys; a statistic without a limit is information.
 
     `row` is the row of the result that gives the address, `axis` what such a row is (as in `contract.Result.rows`).
+    `bad`: the first `MOST_BAD` of the rows beyond their limit, `sizes`: how far each is, where that is known.
     """
 
     rows: int
@@ -25,6 +29,8 @@ class Judgement:
     message: str = ""
     power: float | None = None
     not_judged: str = ""
+    bad: tuple[int, ...] = ()
+    sizes: tuple[float, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -74,6 +80,8 @@ def merge(first: Judgement, second: Judgement) -> Judgement:
         statistics=statistics,
         limits=limits,
         power=min(powers) if powers else None,
+        bad=(first.bad + second.bad)[:MOST_BAD],
+        sizes=(first.sizes + second.sizes)[:MOST_BAD],
         not_judged=first.not_judged or second.not_judged,
     )
 

@@ -19,6 +19,7 @@ from day0check.compare.exact import Decoded, judge_conversion, judge_exact, judg
 from day0check.compare.forms import beside_other_forms
 from day0check.compare.judgement import Judgement, merge
 from day0check.compare.owned_pools import logical
+from day0check.compare.places import Places, begins_of
 from day0check.compare.pooling import Seen, copied, held, joined, signature
 from day0check.compare.quantise import judge_calibrated, judge_quantiser
 from day0check.compare.replay import Replay, named
@@ -60,8 +61,9 @@ class _Tally:
     digest: int = 0
     has_digest: bool = False
     waiting: dict[tuple[Any, ...], list[Seen]] = field(default_factory=dict)
+    places: Places = field(default_factory=Places)
 
-    def measure(self) -> Measure:
+    def measure(self, page: int | None = None) -> Measure:
         j = self.judgement if self.judgement is not None else Judgement(0, 0, not_judged="never judged")
         return Measure(
             tap=self.tap,
@@ -79,7 +81,7 @@ class _Tally:
             request=self.request,
             position=self.position,
             pattern=j.pattern,
-            message=j.message,
+            message="; ".join(text for text in (j.message, "" if j.passed else self.places.in_words(page)) if text),
             digest=hexadecimal(self.digest) if self.has_digest else "",
             power=j.power,
             not_judged=j.not_judged,
@@ -116,8 +118,10 @@ class Judge(Observer):
         self._steps_waiting = self._bytes_waiting = 0
         # by id of the map, which is kept so that its id stays its own
         self._weights: dict[int, tuple[RowMap, torch.Tensor]] = {}
+        self._begins: dict[int, tuple[RowMap, dict[str, int]]] = {}
         self._explained: set[tuple[str, str]] = set()  # operators and phases whose failure was tried as another form
         self._open: tuple[Call, Contract | None] | None = None  # begun and not come back
+        self._page: int | None = None  # positions on a page of the caches
 
     # ------------------------------------------------------------------------------------------------ the recorder
 
@@ -125,6 +129,8 @@ class Judge(Observer):
         self._close_raised()
         contract = CONTRACTS.get(call.operator)
         self._open = (call, contract)
+        if call.operator == "kv.slots" and not call.site and isinstance(call.kwargs.get("page"), int):
+            self._page = call.kwargs["page"]
         if contract is not None and contract.joined:
             return _Before(contract, {})
         if contract is None:
@@ -158,6 +164,7 @@ class Judge(Observer):
 
     def end_step(self, step: int) -> None:
         self._weights.clear()
+        self._begins.clear()
         if not self._bytes_waiting:
             return
         self._steps_waiting += 1
@@ -169,7 +176,7 @@ class Judge(Observer):
         self._judge_waiting()
         self._weights.clear()
         for tally in sorted(self._tallies.values(), key=lambda t: t.order):
-            self.sink(tally.measure())
+            self.sink(tally.measure(self._page))
         self._tallies.clear()
 
     # -------------------------------------------------------------------------------------------------- judgements
@@ -270,6 +277,7 @@ class Judge(Observer):
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little")
 
     def _record(self, tally: _Tally, judgements: list[Judgement], calls: list[Seen], order: int) -> None:
+        tally.places.see(calls, judgements, self._begins_of)
         for judgement in judgements:
             earlier = tally.judgement
             tally.judgement = judgement if earlier is None else merge(earlier, judgement)
@@ -278,7 +286,7 @@ class Judge(Observer):
             tally.failed_at = order
             if calls:
                 tally.failed_at, tally.request, tally.position = _address(calls, judgement)
-            self.sink(tally.measure())
+            self.sink(tally.measure(self._page))
 
     def _digest(self, tally: _Tally, calls: list[Seen]) -> None:
         for seen in calls:
@@ -291,6 +299,11 @@ class Judge(Observer):
                 unordered = seen.contract.kind == "choose" and result.dim() == 2
                 tally.digest += (2 * number + 1) * weighted_sum(result, weights, unordered=unordered)
                 tally.has_digest = True
+
+    def _begins_of(self, rows: RowMap) -> dict[str, int]:
+        if id(rows) not in self._begins:
+            self._begins[id(rows)] = (rows, begins_of(rows))
+        return self._begins[id(rows)][1]
 
     def _weights_of(self, rows: RowMap) -> torch.Tensor:
         if id(rows) not in self._weights:

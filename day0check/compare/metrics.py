@@ -15,7 +15,7 @@ from day0check.compare.directions import (
     parameter_statements,
     slope_statements,
 )
-from day0check.compare.judgement import Judgement, beyond
+from day0check.compare.judgement import MOST_BAD, Judgement, beyond
 from day0check.compare.noise import NoiseMap, as_matrix, group_spread, noise_map, ratio_limit
 from day0check.compare.one_rounding import (
     BOUND,
@@ -27,6 +27,7 @@ from day0check.compare.one_rounding import (
     in_words,
     pattern_of,
     slope_message,
+    wrong_rows,
 )
 from day0check.compare.rounding import FORMATS, round_nearest
 from day0check.compare.slopes import tiles
@@ -69,6 +70,7 @@ def judge_result(
             int(at[0, 0]),
             pattern=pattern,
             message=f"{int(count)} values are {pattern} where the reference is not",
+            bad=tuple(at[:, 0].unique()[:MOST_BAD].tolist()),
         )
     if not bool(usable.any()):
         return Judgement(rows, elements)
@@ -168,7 +170,8 @@ def _by_ratio(
         f"the error ({pattern}) is {statistics[failing]:.3g} in '{failing}' where the claimed precision "
         f"explains {limits[failing]:.3g}"
     )
-    return replace(judged, failing=failing, row=row, pattern=pattern, message=message + in_words(told))
+    words = {"failing": failing, "row": row, "pattern": pattern, "message": message + in_words(told)}
+    return replace(judged, **words, **wrong_rows(bad, z2.sqrt()))
 
 
 def _noise(

@@ -18,7 +18,7 @@ from day0check.compare.directions import (
     parameter_statements,
     slope_statements,
 )
-from day0check.compare.judgement import Judgement, beyond
+from day0check.compare.judgement import MOST_BAD, Judgement, beyond
 from day0check.compare.noise import NoiseMap
 from day0check.compare.rounding import FORMATS, round_nearest, ulp
 
@@ -110,7 +110,14 @@ def by_element(
         f"and float32 sums explain ({pattern}); the worst by {worst:.3g} times the bound"
         + in_words(_explained(o, error, floor, usable, expected)),
         power=power,
+        **wrong_rows(bad, element),
     )
+
+
+def wrong_rows(bad: torch.Tensor, size: torch.Tensor) -> dict[str, tuple]:
+    """`bad` and `sizes` of a judgement from elements [R, H, C] that are beyond a limit, and how far each is."""
+    rows = bad.any(-1).any(-1).nonzero().flatten()[:MOST_BAD]
+    return {"bad": tuple(rows.tolist()), "sizes": tuple(size[rows].amax((1, 2)).double().tolist())}
 
 
 def _beside_nearest(
