@@ -111,7 +111,10 @@ PLAIN: dict[str, Callable[..., Any]] = {
 
 def compiled(table: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """`table` with the operators of the fused groups compiled; nothing is compiled before it is called."""
-    made = {name: torch.compile(function, dynamic=True, fullgraph=True) for name, function in PLAIN.items()}
+    options = {"emulate_precision_casts": True}  # a result that is rounded is used as rounded inside a graph, too
+    made = {
+        name: torch.compile(function, dynamic=True, fullgraph=True, options=options) for name, function in PLAIN.items()
+    }
     mlps = {name: _quantised_apart(table[name], made[name]) for name in ("mlp.dense", "moe.shared")}
     return {**table, **mlps, **_residual_and_norm(made), **_score_and_maxima(made, table)}
 

@@ -14,6 +14,8 @@ from day0check.probe.timing import compiled_graphs
 from day0check.types import Request, Schedule, Turn
 from reference.presets import preset_dir
 
+COMPILER = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of the compiler itself
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_formulas_that_are_compiled_are_those_of_the_operators(dtype):
@@ -101,6 +103,20 @@ def test_compile_asks_for_the_embedded_engine():
         compiled_backend("my_engine.py:Engine")
 
 
+@COMPILER
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_norm_reads_what_the_residual_wrote():
+    """Catches a compiler that leaves out the rounding between two operators of one graph."""
+    table, draw = compiled_module.compiled(TABLE), torch.Generator().manual_seed(7)
+    x, y, w = (torch.randn(33, 128, generator=draw).bfloat16() for _ in range(3))
+    total = table["residual.add"](x, y=y)
+    found, due = (ops["norm.rms"](total, weight=w, eps=1e-5) for ops in (table, TABLE))
+    assert (found != due).float().mean() < 0.001
+    assert torch.equal(table["norm.rms"](total.clone(), weight=w, eps=1e-5), found)
+
+
+@COMPILER
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_lengths_are_swept_without_another_graph():

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from day0check.accelerated.ops.arithmetic import BLOCK_ELEMENTS, by_owner, linear, row_blocks, split_rows, wide
 
-KEY_BLOCK = 512
+KEY_BLOCK, CPU_KEY_BLOCK = 512, 256
 CPU_SCORES = 1 << 17  # scores of a block of rows and keys on a CPU: 512 KiB
 
 
@@ -20,9 +20,8 @@ def attention(q: Tensor, *, keys: Tensor, values: Tensor, owner: Tensor, visible
     rows, heads, _ = q.shape
     out = q.new_zeros(rows, heads, values.shape[-1])
     # on a CPU few rows at a time: their scores stay in its caches, and keys that come after all of them are left out
-    limit = CPU_SCORES if q.device.type == "cpu" else BLOCK_ELEMENTS
-    # few rows see many keys at a time instead
-    block = max(KEY_BLOCK, limit // (heads * max(1, rows)) // KEY_BLOCK * KEY_BLOCK)
+    limit, least = (CPU_SCORES, CPU_KEY_BLOCK) if q.device.type == "cpu" else (BLOCK_ELEMENTS, KEY_BLOCK)
+    block = max(least, limit // (heads * max(1, rows)) // least * least)  # few rows see many keys at a time instead
     size = max(1, limit // (heads * block))
     for request, rows_of_it in by_owner(owner, keys.shape[0]):
         k, v = wide(keys[request]).permute(1, 2, 0), wide(values[request]).transpose(0, 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from day0check.accelerated.ops.arithmetic import by_owner, cached_rows, linear, product, split_rows, wide
 
 SCORE_BLOCK = 1024  # keys whose products with the heads of a block of rows are held at once
-DOT_ELEMENTS = 1 << 20  # of these products: 4 MiB
+DOT_ELEMENTS = 1 << 18  # of these products: 1 MiB, what a CPU's second cache holds while they are passed over
 FEW_DOTS = 1 << 18  # up to which a step of few rows makes them in one product
 SELECT_BLOCK = 256
 GROUP = 8  # neighbouring scores whose maximum may be known beforehand

@@ -14,6 +14,7 @@ from day0check.accelerated.ops.arithmetic import (
     wide,
 )
 
+TANH_ONE = 20.0  # where tanh is 1 in float64 as well
 FEW_ELEMENTS = 1 << 18  # of one source that a CPU works on at a time: it passes over them twice
 
 
@@ -127,6 +128,14 @@ def residual_update(streams: Tensor, *, output: Tensor, post: Tensor, comb: Tens
     return torch.addcmul(carried, post.to(x.dtype).unsqueeze(-1), wide(output).unsqueeze(1)).to(streams.dtype)
 
 
+def _tanh(x: Tensor) -> Tensor:
+    """tanh of `x`, which is overwritten. A CPU has it in half the time from e^2x - 1, exact to two units."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return torch.tanh(x)
+    e = x.clamp_(-TANH_ONE, TANH_ONE).mul_(2).expm1_()
+    return e.div_(e + 2)
+
+
 def gated(
     g: Tensor,
     u: Tensor,
@@ -141,8 +150,8 @@ def gated(
         return F.silu(g) * u
     if activation == "situ":
         b = 1.0 if beta is None else beta
-        bounded = u if linear_beta is None else linear_beta * torch.tanh(u / linear_beta)
-        return b * torch.tanh(g / b) * torch.sigmoid(g) * bounded
+        bounded = u if linear_beta is None else _tanh(u / linear_beta).mul_(linear_beta)
+        return _tanh(g / b).mul_(b).mul_(torch.sigmoid(g)).mul_(bounded)
     if activation == "clamped":
         return F.silu(g.clamp(max=limit)) * u.clamp(-limit, limit)
     if activation == "clamped_plus_one":
