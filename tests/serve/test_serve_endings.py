@@ -97,6 +97,7 @@ def test_what_fails_in_one_request_fails_only_there():
         status, answer = client.ask(COMPLETIONS, prompt=[MARK])
         assert (status, "in the model" in answer["error"]["message"]) == (500, True)
         until(lambda: client.call("/health")[0] == 200, "the probe has shown that the engine works")
+        until(client.all_is_free, "nothing of the request that failed has a place in the queue")
         assert client.complete(max_tokens=12)["choices"] == alone["choices"]
         events = begin(client, prompt="x", forced_token_ids=[65, MARK], max_tokens=3, stream=True)
         with events:

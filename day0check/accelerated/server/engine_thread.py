@@ -208,6 +208,7 @@ class EngineThread:
             traceback.print_exc()
             self.state.error, self.state.phase = error, "failing"  # before anyone hears of it: health is never stale
             self._live.fail_step(f"{type(error).__name__}: {error}")
+            self._book()  # before the probe, whose own requests are forgotten with all that has ended
             self._probe()
         else:
             self.state.phase, self.state.error = "ready", None
