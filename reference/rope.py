@@ -103,7 +103,7 @@ def apply_rope(
     (w,) = wide(x)
     angle = angle.to(w.dtype)[:, None, :]
     factor = attention_factor(yarn)
-    cos, sin = angle.cos() * factor, angle.sin() * factor
+    cos, sin = round("table", angle.cos() * factor), round("table", angle.sin() * factor)
     if layout == "half":
         a, b = w[..., : d // 2], w[..., d // 2 :]
         y = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -115,7 +115,9 @@ def _judge_block(
             used = replay if block is None else _quantised(replay, block, "random", generator)
             replicates.append(used.run(Rounder(points, "random", generator, leave=contract.result_points())))
         internal = None if in_blocks else inner_variance(replay, points)
-        if FEEDS_BACK & set(inner):  # a strongly decayed row is so small that float32 sums of the others show in it
+        # a strongly decayed row is so small that float32 sums of the others show in it; far out in a sequence an angle
+        # is as exact as float32 makes it
+        if {*FEEDS_BACK, "table"} & set(inner):
             floors = float32_floor(replay, oracle, generator)
         else:
             floors = [simple_floor(o) for o in oracle if o.is_floating_point()]

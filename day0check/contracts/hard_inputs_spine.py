@@ -108,6 +108,8 @@ def _rope(d: Draw, name: str) -> Arguments:
         positions = torch.arange(ROWS, device=d.device)
     elif name == "long_position":
         positions = 131_072 - ROWS + torch.arange(ROWS, device=d.device)
+    elif name == "million_positions":
+        positions = 1_000_000 - ROWS + torch.arange(ROWS, device=d.device)
     layout = "half" if name == "position_zero" else "interleaved"
     given = {"positions": positions, "theta": 10000.0, "layout": layout, "yarn": None}
     if name == "three_axes":

@@ -39,8 +39,9 @@ CONTRACTS = (
         ),
         (Result("y", "rows heads d"),),
         "reference.rope:apply_rope",
-        points=("out",),
-        hard_inputs=("position_zero", "long_position", "three_axes", "plain"),
+        points=("table", "out"),
+        forms=(Form("float32_table", ("out",)), Form("rounded_table", ("table", "out"), "cos and sin kept rounded")),
+        hard_inputs=("position_zero", "long_position", "million_positions", "three_axes", "plain"),
         sites=("query", "key", "index_query", "index_key"),
     ),
     Contract(

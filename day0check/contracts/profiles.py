@@ -69,6 +69,7 @@ FUSED_FORMS: dict[str, str] = {
     "vision.mlp": "fused",
     "vision.gated_mlp": "fused",
     "kda.conv": "fused",
+    "rope.apply": "float32_table",
     "kda.attention": "chunked",
     "comm.all_reduce": "float32",
 }
@@ -86,6 +87,7 @@ EAGER_FORMS: dict[str, str] = {
     "vision.mlp": "eager",
     "vision.gated_mlp": "eager",
     "kda.conv": "eager",
+    "rope.apply": "rounded_table",
     "kda.attention": "chunked_bf16",
     "comm.all_reduce": "running",
 }
