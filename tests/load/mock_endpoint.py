@@ -22,7 +22,7 @@ FAULTS = (
     "ignores_echo ignores_seed ignores_temperature accepts_bad crashes_on_bad leaks batch_dependent wrong_logprobs "
     "stale_image history_ignored hangs_after_cancel leaks_slots wrong_finish dead unlike slow_start bunched late "
     "ignores_tools drops_calls broken_arguments impossible_logprobs leaks_cache warm_prefix_differs surge_differs "
-    "forgets_the_middle merged_events"
+    "forgets_the_middle merged_events shows_the_stop"
 ).split()
 BENIGN = (
     "merged",
@@ -257,6 +257,8 @@ class Endpoint:
         if chat and asked.get("tools") and "ignores_tools" not in self.flags:
             return await self.call(request, asked, usage)
         if asked.get("stream"):
+            if "shows_the_stop" in self.flags and asked.get("stop"):
+                text += asked["stop"][0][:1]  # handed out before it was known to be one
             return await self.stream(request, asked, chat, rows, text, finish, usage)
         if asked.get("echo") and not chat and "ignores_echo" not in self.flags:
             text = prompt + text

@@ -55,6 +55,7 @@ TABLE: dict[str, Expected] = {
     "wrong_usage": E("parameters", "usage", "completion"),
     "wrong_prompt_usage": E("parameters", "usage", "prompt"),
     "ignores_stop": E("parameters", "parameters", "stop ignored"),
+    "shows_the_stop": E("parameters", "parameters", "stop_stream wrong"),
     "ignores_max_tokens": E("parameters", "parameters", "max_tokens ignored"),
     "ignores_logprobs": E("parameters", "parameters", "logprobs ignored"),
     "ignores_n": E("parameters", "parameters", "n ignored"),

@@ -16,7 +16,8 @@ import pytest
 
 COMMAND = (sys.executable, "-m", "day0check.cli")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-SMALL = ("--max-batch", "16", "--pages", "60", "--max-model-len", "2048", "--prefix-cache")
+FP32 = ("--profile", "fp32")  # where rounding hides nothing
+SMALL = ("--max-batch", "16", "--pages", "60", "--max-model-len", "2048", "--prefix-cache", *FP32)
 WAIT_S = 300
 
 LOSES = '''
@@ -51,7 +52,7 @@ def serving(folder: Path, *options: str) -> Iterator[str]:
 
 
 def asked(url: str, out: Path) -> dict:
-    command = [*COMMAND, "endpoint", "--url", url, "--part", "interference", "--out", str(out), "--json"]
+    command = [*COMMAND, "endpoint", "--url", url, "--part", "interference", "--out", str(out), "--json", *FP32]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=WAIT_S)
     return json.loads(done.stdout)
 

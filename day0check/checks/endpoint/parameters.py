@@ -17,6 +17,8 @@ NAME = "endpoint.parameters"
 
 State = Literal["honoured", "refused", "ignored", "wrong", "undetermined", "failed", "not_asked"]
 EXTENSIONS = ("ignore_eos", "return_token_ids", "prompt_logprobs")  # OpenAI has none of these: ignoring one is no fault
+OPERATORS = {"stop": "serve.stop", "stop_stream": "serve.stop", "logprobs": "serve.logprobs"}
+SHOWN = {"stop_stream": "stop in a stream"}
 BEST_EFFORT = ("seed",)
 CHANCE = 1e-6  # a draw that looks greedy is a coincidence unless it is less likely than this
 BAD = {
@@ -40,6 +42,7 @@ def classify(observed: Observed) -> dict[str, Parameter]:
     rules = {
         "max_tokens": _max_tokens,
         "stop": _stop,
+        "stop_stream": _stop,
         "temperature": _temperature,
         "seed": _seed,
         "n": _n,
@@ -76,9 +79,9 @@ def judge(observed: Observed) -> Answer:
                 found(
                     NAME,
                     f"{name} {p.state}",
-                    f"the endpoint {words.format(name)}: {p.sentence}",
+                    f"the endpoint {words.format(SHOWN.get(name, name))}: {p.sentence}",
                     severity="warning" if name in BEST_EFFORT else "blocker",
-                    operator={"stop": "serve.stop", "logprobs": "serve.logprobs"}.get(name),
+                    operator=OPERATORS.get(name),
                     label=p.label,
                 )
             )
