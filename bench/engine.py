@@ -1,6 +1,6 @@
 """Speed of the engine beside the float32 reference in one run: a prompt, and a decode step in a long context.
 
-    python -m bench.engine [--hidden 1024] [--layers 16] [--prompt 2048] [--context 8192] [--device cpu]
+    python -m bench.engine [--hidden 1024] [--layers 16] [--prompt 2048] [--context 8192] [--device cpu] [--compile]
 
 Both sides compute in float32 on one thread and are timed in turns. Answers are compared before anything is timed, the
 reference following the engine's choices. An operator counts as met when it is as many times faster as asked, or when it
@@ -26,6 +26,7 @@ from bench.clocks import clock, gemm_roof, paired, read_roof
 from bench.models import directory_of, enlarged
 from day0check.accelerated.batch import Batch, Part, make_batch
 from day0check.accelerated.cache import Caches
+from day0check.accelerated.compiled import compiled
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.ops import TABLE, WEIGHTS
 from day0check.contracts.costs import cost_of
@@ -86,12 +87,13 @@ def add(found: dict[str, Spent], operator: str, seconds: float, args: Any, kwarg
 class Sides:
     """The engine and the reference of one model, and a long context that both remember alike."""
 
-    def __init__(self, directory: str, *, context: int, device: torch.device) -> None:
+    def __init__(self, directory: str, *, context: int, device: torch.device, compiling: bool = False) -> None:
         checkpoint = Checkpoint(directory)
         self.device, self.context, self.config = device, context, checkpoint.config
         self.engine = Engine(checkpoint, dtype=torch.float32, device=device)
         self.model = Model(checkpoint, dtype=torch.float32, device=str(device), kept_bytes=8 << 30)
-        self.operators = Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state"))
+        table = compiled(TABLE) if compiling else TABLE
+        self.operators = Operators(table, weights=WEIGHTS, pools=("kv", "index", "state"))
         self.pages = tuple(range(-(-(context + 64) // PAGE)))
         self.caches, self.state = self._remembered()
 
@@ -329,6 +331,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, default in (("hidden", 1024), ("layers", 16), ("prompt", 2048), ("context", 8192), ("repeats", 3)):
         ask.add_argument(f"--{name}", type=int, default=default)
     ask.add_argument("--device", default="cpu")
+    ask.add_argument("--compile", action="store_true", help="the engine's operators by torch.compile, as run --compile")
     given = ask.parse_args(argv)
     torch.set_num_threads(1)
     device = torch.device(given.device)
@@ -338,7 +341,7 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"roofs of this run: GEMM {roofs[0] / 1e9:.1f} GFLOP/s, reading {roofs[1] / 1e9:.1f} GB/s, float32, one thread"
     )
-    sides = Sides(str(directory_of(model)), context=given.context, device=device)
+    sides = Sides(str(directory_of(model)), context=given.context, device=device, compiling=given.compile)
     met = prompt_part(sides, given.prompt, repeats=given.repeats, roofs=roofs, asked=PREFILL)
     met &= decode_part(sides, repeats=given.repeats, roofs=roofs, asked=DECODE)
     return 0 if met else 1

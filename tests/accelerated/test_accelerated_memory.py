@@ -8,6 +8,7 @@ from day0check.accelerated.batch import Part, make_batch
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.memory import storages
 from day0check.accelerated.ops import TABLE, WEIGHTS
+from day0check.accelerated.ops.arithmetic import COPIED_BYTES, copied_bytes, widened
 from day0check.accelerated.weights import Reader
 from day0check.probe.memory import Allocations
 from day0check.probe.recorder import Caller, Recorder
@@ -52,7 +53,8 @@ def test_experts_are_stacked_without_a_second_copy_of_them():
 def test_a_decode_step_keeps_nothing_and_takes_no_large_memory():
     """Catches memory that stays behind after a step, and a workspace or a copy of experts that each step makes anew.
 
-    A CPU multiplies in float32, so the largest thing a step makes is a float32 copy of one dense weight, the head.
+    A CPU multiplies in float32. The float32 copies of dense weights are made in the first steps and kept: nothing that
+    a warm step makes is as large as the copy of one matrix of the dense layer.
     """
     engine = Engine(Checkpoint(preset_dir("tiny")), dtype=torch.bfloat16, device=CPU)
     caller = Caller(Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state")), Recorder())
@@ -75,4 +77,22 @@ def test_a_decode_step_keeps_nothing_and_takes_no_large_memory():
             step((position,), position)
             assert taken.live_bytes == live
             assert taken.peak_bytes - live < engine.workspace.bytes
-            assert taken.largest_bytes <= 4 * engine.model.head.numel()
+            assert taken.largest_bytes < 4 * engine.model.layers[0].mlp.gate.numel() < 4 * engine.model.head.numel()
+    assert 4 * engine.model.head.numel() <= copied_bytes() <= COPIED_BYTES
+
+
+def test_the_copy_of_a_weight_is_that_of_its_present_values_and_goes_with_it():
+    """Catches a copy that outlives a change of the weight, one that is kept beyond the budget, and one of a weight
+    that is gone."""
+    before = copied_bytes()
+    weight = torch.ones(8, 16, dtype=torch.bfloat16)
+    first = widened(weight, torch.float32)
+    assert widened(weight, torch.float32) is first
+    assert copied_bytes() == before + first.numel() * 4
+    weight.mul_(2)
+    assert torch.equal(widened(weight, torch.float32), torch.full((8, 16), 2.0))
+    assert torch.equal(widened(weight, torch.float64), torch.full((8, 16), 2.0, dtype=torch.float64))
+    large = torch.empty(COPIED_BYTES // 4 + 1, 1, dtype=torch.bfloat16)
+    assert widened(large, torch.float32) is not widened(large, torch.float32)
+    del weight
+    assert copied_bytes() == before
