@@ -17,9 +17,11 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+from .final_logits import LOGITS, FinalLogits
 from .recorder import Recorder
+from .registry import Function
 from .rows import RowMap
 
 _BLOCK = bytes(range(256)) * 1024  # 256 KiB, hashed for the memory and vector side of a core
@@ -65,10 +67,17 @@ def compiled_graphs() -> int:
 
 
 class TimingRecorder(Recorder):
-    """A recorder without observers that keeps one sample a step. `samples` are the lines of `timing.jsonl`."""
+    """A recorder without observers that keeps one sample a step. `samples` are the lines of `timing.jsonl`.
 
-    def __init__(self, device: str = "cpu", work: Callable[[], float] = machine_work) -> None:
+    `final` takes the logits of each step, after the clock has been read.
+    """
+
+    def __init__(
+        self, device: str = "cpu", work: Callable[[], float] = machine_work, final: Optional[FinalLogits] = None
+    ) -> None:
         super().__init__()
+        self._final = final
+        self._fresh: List[Tuple[RowMap, Any]] = []  # logits of the open step
         self.samples: List[Dict[str, Any]] = []
         self._wait, self._work = wait_for(device), work
         self._wait()
@@ -82,7 +91,25 @@ class TimingRecorder(Recorder):
             seconds, lost = time.perf_counter() - self._since, waited() - self._lost
             sample = {"phase": phase, "step": step, "rows": len(rows), "seconds": seconds}
             self.samples.append({**sample, "waited_seconds": lost, "machine_seconds": self._work()})
+            for row_map, logits in self._fresh:
+                self._final.keep(row_map, logits)
+            self._fresh.clear()
             self._since, self._lost = time.perf_counter(), waited()
+
+    def call(
+        self,
+        place: str,
+        operator: str,
+        function: Function,
+        args: Tuple[Any, ...],
+        kwargs: Dict[str, Any],
+        site: str = "",
+        row_map: Optional[RowMap] = None,
+    ) -> Any:
+        result = function(*args, **kwargs)
+        if operator == LOGITS and not place and self._final is not None:
+            self._fresh.append((self.rows if row_map is None else row_map, result))
+        return result
 
     def write(self, path: Path) -> None:
         """`timing.jsonl`, whole or not at all."""

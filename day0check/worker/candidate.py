@@ -17,9 +17,11 @@ import torch
 
 from day0check.backends import loader
 from day0check.compare.cost import Costs, write_costs
+from day0check.compare.unobserved import unobserved_figures, worst
 from day0check.contracts.profiles import profile_named
 from day0check.env import TORCH_FLAGS
 from day0check.errors import Day0Error, InputError, Unavailable, UsageError
+from day0check.probe.final_logits import FinalLogits
 from day0check.probe.heartbeat import Heartbeat, read
 from day0check.probe.recorder import Recorder
 from day0check.probe.records import Lines, RecordError, replace_json
@@ -141,8 +143,8 @@ class Candidate:
         )
         if ending.outputs is not None:
             replace_json(directory / "outputs.json", to_json(ending.outputs))
-            status, message, equal = self._repeat(case, directory, ending.outputs)
-            record = replace(record, status=status, message=message, repeat_equal=equal)
+            status, message, found = self._repeat(case, directory, ending.outputs, observation.final)
+            record = replace(record, status=status, message=message, **found)
             if status == "finished":
                 self._extra(case, directory, ending.outputs)
                 self._costs(case, directory)
@@ -181,12 +183,16 @@ class Candidate:
         last = {"tap": tap, "phase": "prefill", "step": 0}
         return _Ending("failed", message, missing=called.missing, last=last)
 
-    def _repeat(self, case: RunCase, directory: Path, outputs: Outputs) -> tuple[str, str, bool | None]:
-        """Runs the case again unobserved for its times; (status, message, whether the tokens were the same)."""
-        equal = None
+    def _repeat(
+        self, case: RunCase, directory: Path, outputs: Outputs, observed: FinalLogits | None
+    ) -> tuple[str, str, dict[str, Any]]:
+        """Runs the case again unobserved for its times; (status, message, what of the record says whether tokens and
+        logits were the same)."""
+        equal, figures = None, []
         for _ in range(self.job.repeats):
             self.events.write({"event": "repeat", "case": case.id})
-            recorder = TimingRecorder(self.job.device)
+            final = FinalLogits()
+            recorder = TimingRecorder(self.job.device, final=final)
             try:
                 with torch.no_grad():
                     again = checked_outputs(self.backend.run(case.requests, case.schedule, recorder))
@@ -194,10 +200,12 @@ class Candidate:
                 raise
             except (Exception, SystemExit) as error:
                 traceback.print_exc()
-                return "failed", f"when the same case was run again, unobserved: {describe(error)}", None
+                return "failed", f"when the same case was run again, unobserved: {describe(error)}", {}
             equal = again == outputs and equal is not False
+            if observed is not None:
+                figures.append(unobserved_figures(observed, final, outputs.sequences, again.sequences))
             recorder.write(directory / "timing.jsonl")
-        return "finished", "", equal
+        return "finished", "", {"repeat_equal": equal, "unobserved": worst(figures)}
 
     def _extra(self, case: RunCase, directory: Path, outputs: Outputs) -> None:
         """The further runs that the checks of the case compare with the one that was judged."""

@@ -52,8 +52,8 @@ class RunRecord:
     `measured` in it: seconds (observed run, judging included), peak_rss_bytes. `output`: last lines that the process
     printed, given when it did not finish; `log`: the file that holds all of them, relative to the output directory.
     `missing`: operators with hard inputs that the backend does not have (operator cases). `repeat_equal`: whether the
-    unobserved repeat gave the same tokens (None: there was none). `rank`: the one that ended so, of
-    `ranks`.
+    unobserved repeat gave the same tokens (None: there was none); `unobserved`: how its logits compare, as
+    `compare/unobserved.py` says. `rank`: the one that ended so, of `ranks`.
     """
 
     status: RunStatus
@@ -68,6 +68,7 @@ class RunRecord:
     dropped_bytes: int = 0
     missing: tuple[str, ...] = ()
     repeat_equal: bool | None = None
+    unobserved: dict[str, float] = field(default_factory=dict)
     output: tuple[str, ...] = ()
     log: str = ""
     rank: int | None = None

@@ -12,6 +12,7 @@ from day0check.contracts import CONTRACTS
 from day0check.errors import CaptureError, Day0Error
 from day0check.probe.capture import Capture, Digests
 from day0check.probe.exchanges import Exchanges
+from day0check.probe.final_logits import FinalLogits
 from day0check.probe.flow import Flow
 from day0check.probe.provenance import Provenance
 from day0check.probe.recorder import Call, Observer
@@ -101,6 +102,7 @@ class Observation:
         self.parameters: Lines | None = None
         self.exchanges: Lines | None = None
         self.capture: Capture | None = None
+        self.final: FinalLogits | None = None
         self.provenance = Provenance(
             lambda line: self.measures.write(line), memory=memory_arguments(), mutates=written_arguments()
         )
@@ -123,7 +125,8 @@ class Observation:
             self.parameters = Lines(directory / "parameters.jsonl")
             parameters = ParametersRecorder(lambda found: self.parameters.write(to_json(found)), known_weights())
             judge = Judge(profile_named(job.profile), self._measure)
-            observers += [self.provenance, parameters, judge, BankMemory(self._measure), self.capture]
+            self.final = FinalLogits()
+            observers += [self.provenance, parameters, judge, BankMemory(self._measure), self.capture, self.final]
             if not is_operator_case(case):  # operators alone have memory of no request
                 observers.append(Shadow(self._measure, case.requests))
             if job.gated:

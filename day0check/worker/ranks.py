@@ -20,6 +20,7 @@ from typing import Any
 
 from day0check.accelerated.parallel.layout import layout_of, place_experts
 from day0check.compare.merge import merge_case
+from day0check.compare.unobserved import worst
 from day0check.contracts import CONTRACTS
 from day0check.env import TOPOLOGY, TORCH_FLAGS
 from day0check.probe.heartbeat import Beat, read
@@ -260,7 +261,7 @@ def joined_record(folders: list[Path], stop: _Stop | None = None) -> RunRecord:
         if not bad:
             equal = [r.repeat_equal for r in known]
             together = None if None in equal else all(equal)
-            return replace(known[0], **totals, repeat_equal=together)
+            return replace(known[0], **totals, repeat_equal=together, unobserved=worst([r.unobserved for r in known]))
         rank, record = bad[0]
         stop = (
             _Stop(rank, "failed", "it left no record") if record is None else _Stop(rank, record.status, record.message)

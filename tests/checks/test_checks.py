@@ -232,6 +232,27 @@ def test_other_tokens_in_the_repeat_are_a_warning():
     assert "second, unobserved run" in answer.findings[0].message
 
 
+@pytest.mark.parametrize(
+    ("figures", "status", "severity"),
+    [
+        ({"rows": 4.0, "different": 0.0, "non_finite": 0.0, "relative_l2": 0.0}, "passed", ()),
+        ({"rows": 4.0, "different": 2.0, "non_finite": 0.0, "relative_l2": 1e-3}, "passed", ("note",)),
+        ({"rows": 4.0, "different": 2.0, "non_finite": 1.0, "relative_l2": 1e-3}, "failed", ("blocker",)),
+        ({"rows": 4.0, "different": 4.0, "non_finite": 0.0, "relative_l2": 1.3}, "failed", ("blocker",)),
+    ],
+)
+def test_logits_of_the_unobserved_run_are_asked_about(figures, status, severity):
+    """Catches a race that waiting for the observer hides: the run that nobody watches gives garbage, and is green."""
+    run = {**HEALTHY.run, "unobserved": figures}
+    found = next(a for a in judge_case(dataclasses.replace(HEALTHY, run=run)) if a.outcome.name == "repeat")
+    assert found.outcome.status == status
+    assert tuple(f.severity for f in found.findings) == severity
+    unrelated = dataclasses.replace(HEALTHY, run={**run, "repeat_equal": False})
+    again = next(a for a in judge_case(unrelated) if a.outcome.name == "repeat")
+    assert again.outcome.status == status
+    assert again.findings
+
+
 def test_a_replaced_operator_that_no_case_judges_is_named():
     """Would catch a green verdict on an operators file whose kernel was never called."""
     assert judge_run((HEALTHY,)) == ()
