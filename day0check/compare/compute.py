@@ -7,6 +7,7 @@ from functools import cache, partial
 
 import torch
 
+from day0check.compare.claims import as_claimed
 from day0check.compare.directions import STEP, Parameter
 from day0check.compare.judgement import Judgement, merge
 from day0check.compare.metrics import judge_result
@@ -107,14 +108,16 @@ def _judge_block(
     inner, points = profile.inner_points(contract.name), profile.points_of(contract.name)
     generator = torch.Generator(device=results[0].device).manual_seed(seed)
     replicates: list[tuple[torch.Tensor, ...]] = []
-    internal = None
+    internal = least = None
     in_blocks = block is not None or any(points[p] in BLOCK_FORMATS for p in inner)
+    function = as_claimed(contract.function(), profile, contract.name)
     if inner or block is not None:
         rows = len(results[0]) if results[0].dim() else 1
         for _ in range(_replicates(("x", *inner) if in_blocks else inner, rows)):
             used = replay if block is None else _quantised(replay, block, "random", generator)
-            replicates.append(used.run(Rounder(points, "random", generator, leave=contract.result_points())))
-        internal = None if in_blocks else inner_variance(replay, points)
+            replicates.append(used.run(Rounder(points, "random", generator, leave=contract.result_points()), function))
+        least = None if in_blocks else inner_variance(replay, points)
+        internal = least if len(inner) == 1 else None
         # a strongly decayed row is so small that float32 sums of the others show in it; far out in a sequence an angle
         # is as exact as float32 makes it
         if {*FEEDS_BACK, "table"} & set(inner):
@@ -125,7 +128,7 @@ def _judge_block(
         floors = float32_floor(replay, oracle, generator)
     judged, floor_at, groups = [], iter(floors), _groups(replay)
     plain = replay if block is None else _quantised(replay, block, "nearest", None)
-    rounded = cache(lambda: plain.run(Rounder(points, "nearest", leave=contract.result_points())))
+    rounded = cache(lambda: plain.run(Rounder(points, "nearest", leave=contract.result_points()), function))
     changes = {d.argument: cache(partial(_change, replay, oracle, d.argument)) for d in contract.directions}
     for i, (result, spec) in enumerate(zip(results, contract.results, strict=True)):
         if not oracle[i].is_floating_point():
@@ -138,6 +141,7 @@ def _judge_block(
             profile.rounding_of(contract.name, spec),
             tuple(r[i] for r in replicates) if own else (),  # a result that no inner point reaches has one rounding
             internal,
+            least,
             nearest=lambda i=i: rounded()[i],
             parameters=tuple(
                 Parameter(d.argument, d.words, d.per_head, partial(_of_result, changes[d.argument], i))
@@ -185,15 +189,15 @@ def _replicates(inner: tuple[str, ...], rows: int) -> int:
 
 
 def inner_variance(replay: Replay, points: Mapping[str, str]) -> torch.Tensor | None:
-    """Variance that the one inner rounding gives each element of the result, sum_n ulp(h_n)^2/6 w_n^2; None where the
-    rounding is not followed by a single matrix or there are several.
+    """Variance that the last inner rounding gives each element of the result, sum_n ulp(h_n)^2/6 w_n^2; None where it is
+    not followed by a single matrix. Earlier roundings add to it.
 
     It is the reference itself on the squared matrix, with the rounded values replaced by the variance of their
     rounding: where one rounding moves a whole row, two replicates cannot measure it.
     """
     name, arguments = replay.contract.name, replay.arguments
     inner = [p for p in points if p != "out"]
-    if name not in BEFORE_A_MATRIX or inner != [BEFORE_A_MATRIX[name][0]]:
+    if name not in BEFORE_A_MATRIX or BEFORE_A_MATRIX[name][0] not in inner:
         return None
     at, matrix, dropped = BEFORE_A_MATRIX[name]
     if arguments[matrix].numel() > SQUARED_ELEMENTS and matrix in PAYLOADS:

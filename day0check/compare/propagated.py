@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from day0check.compare import kept_states
+from day0check.compare.claims import as_claimed
 from day0check.compare.computations import Computation, computations
 from day0check.compare.free_choices import CHOOSING, REPLICATES, FreeLimits, shows_no_choice
 from day0check.compare.locate import drafting_place
@@ -133,6 +134,7 @@ def rounded(
     if generator is None:
         return function(*args, **kwargs)
     points, block = profile.points_of(operator), profile.inputs.get(operator)
+    function = as_claimed(function, profile, operator)
     if block is not None:
         args = (round_blocks(args[0], block, "random", generator), *args[1:])
     if points:

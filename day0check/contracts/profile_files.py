@@ -8,6 +8,10 @@ base = "bf16"                      # a built-in profile: the activation type, an
 p = "float8_e4m3fn"
 [inputs]
 "mla.query" = "float8_e4m3fn/128"  # rows quantised before or inside the operator; "plain": not
+[partials]
+"mla.query" = { dtype = "bfloat16", parts = 4 }    # sums of a linear split over its input, each part rounded
+[chunks]
+"kda.attention" = 16               # computed so many rows at once, whatever chunk it is called with
 """
 
 from __future__ import annotations
@@ -21,11 +25,13 @@ from typing import Any
 
 from day0check.contracts import CONTRACTS
 from day0check.contracts.contract import Contract
-from day0check.contracts.profiles import FP8_INPUTS, PROFILES, ROW_FORMATS, Profile, with_form
+from day0check.contracts.profiles import FP8_INPUTS, PARTIALS, PROFILES, ROW_FORMATS, Profile, with_form
 from day0check.errors import InputError
 
-KEYS = ("name", "base", "forms", "points", "inputs")
+KEYS = ("name", "base", "forms", "points", "inputs", "partials", "chunks")
+MOST_PARTS, MOST_CHUNK = 256, 4096
 DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float32")
+PARTIAL_DTYPES = ("bfloat16", "float16")
 
 
 def read_profile(path: Path) -> Profile:
@@ -59,9 +65,48 @@ def read_profile(path: Path) -> Profile:
         if not isinstance(given, dict):
             raise _refused(path, key, "must be a table of point = dtype", ())
         points[operator] = MappingProxyType(_points(path, key, contract, points.get(operator, {}), given))
+    parts = _parts(path, data, points)
     return replace(
-        profile, name=name, points=MappingProxyType(points), inputs=MappingProxyType(_inputs(path, data, profile))
+        profile,
+        name=name,
+        points=MappingProxyType(points),
+        inputs=MappingProxyType(_inputs(path, data, profile)),
+        parts=MappingProxyType(parts),
+        chunks=MappingProxyType(_chunks(path, data)),
     )
+
+
+def _parts(path: Path, data: Mapping[str, Any], points: dict[str, Mapping[str, str]]) -> dict[str, int]:
+    """Parts of the split sums of a file; their rounding goes into `points`."""
+    found, linears = {}, [c.name for c in CONTRACTS.values() if c.reference.startswith("reference.linear:linear")]
+    for operator, given in _table(path, data, "partials").items():
+        key = f'partials."{operator}"'
+        if operator not in linears:
+            raise _refused(path, key, "is no linear, whose sums are split", linears)
+        if not isinstance(given, dict) or set(given) != {"dtype", "parts"}:
+            raise _refused(path, key, "must be { dtype = ..., parts = ... }", ())
+        if given["dtype"] not in PARTIAL_DTYPES:
+            raise _refused(path, f"{key}.dtype", f"{given['dtype']!r} is no dtype of partial sums", PARTIAL_DTYPES)
+        found[operator] = _count(path, f"{key}.parts", given["parts"], 2, MOST_PARTS)
+        points[operator] = MappingProxyType({PARTIALS: given["dtype"], **points.get(operator, {})})
+    return found
+
+
+def _chunks(path: Path, data: Mapping[str, Any]) -> dict[str, int]:
+    known = [c.name for c in CONTRACTS.values() if any(a.name == "chunk" for a in c.args)]
+    found = {}
+    for operator, given in _table(path, data, "chunks").items():
+        key = f'chunks."{operator}"'
+        if operator not in known:
+            raise _refused(path, key, "is no operator that computes in chunks", known)
+        found[operator] = _count(path, key, given, 1, MOST_CHUNK)
+    return found
+
+
+def _count(path: Path, key: str, given: Any, least: int, most: int) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
+        raise _refused(path, key, f"{given!r} is no number from {least} to {most}", ())
+    return given
 
 
 def _inputs(path: Path, data: Mapping[str, Any], profile: Profile) -> dict[str, str]:

@@ -24,7 +24,9 @@ class Profile:
     rounding there; operators that round nowhere are absent. `forms[operator]`: the legal form that the points follow.
     `base`: the built-in profile that it is or comes from, by which a backend knows what to load.
     `inputs[operator]`: the block format (`compare/rounding.py:BLOCK_FORMATS`) to which its first argument may be
-    quantised, inside the operator or before it by `quantise.rows`.
+    quantised, inside the operator or before it by `quantise.rows`. `parts[operator]`: into how many pieces a linear
+    splits its sums, each rounded at PARTIALS. `chunks[operator]`: the rows that it computes at once, whatever the
+    call says.
     """
 
     name: str
@@ -33,6 +35,8 @@ class Profile:
     forms: Mapping[str, str]
     base: str = ""
     inputs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    chunks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def points_of(self, operator: str) -> Mapping[str, str]:
         """Rounding points of an operator under this profile, empty when it rounds nowhere."""
@@ -97,6 +101,7 @@ EAGER_FORMS: dict[str, str] = {
 MISFIT = "misfit_"
 NARROWED = "narrowed"  # one of a write into memory of states that is narrower than they are
 LOOSER = "looser_"  # one of a measure that fails and fits this looser form
+PARTIALS = "partials"  # the point of a split sum, which only a file claims
 QUANTISED = "fp8-activations"
 # what quantised rows, quantised rows between two matrices (a file claims them), and others are called where forms are
 FP8_FORM, FP8_INNER, PLAIN_ROWS = "fp8_rows", "fp8_h", "plain_rows"
