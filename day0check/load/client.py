@@ -23,6 +23,7 @@ from day0check.load.stream_client import StreamClient
 
 IDLE_CONNECTION_S = 1.0  # shorter than any server keeps one: what a server closes while idle is no dropped request
 _END = b"[DONE]"
+URL_TODO = "write it like http://127.0.0.1:8000"
 LINGER_S = 0.2  # after [DONE] the connection may stay open this long
 
 
@@ -48,9 +49,13 @@ class Target:
 
 def target_of(url: str, api_key: str | None = None) -> Target:
     """The target of a URL as users write it. Raises UsageError for what is no http address."""
-    parts = urlsplit(url.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise UsageError(f"{url!r} is no http address", where="--url", todo="write it like http://127.0.0.1:8000")
+    try:
+        parts = urlsplit(url.strip())
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as error:  # a port beyond 65535, half of an IPv6 address
+        raise UsageError(f"{url!r} is no http address: {error}", where="--url", todo=URL_TODO) from error
+    if not whole or parts.query or parts.fragment or parts.username:
+        raise UsageError(f"{url!r} is no http address", where="--url", todo=URL_TODO)
     return Target(url.strip().rstrip("/").removesuffix("/v1").rstrip("/"), api_key)
 
 

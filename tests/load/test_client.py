@@ -122,7 +122,19 @@ def test_every_read_has_its_time() -> None:
     assert exchange.reply.sent_ns < at[0] < exchange.reply.end_ns
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://x", "http://", "http://x?y=1", "http://user:pw@x"])
+BAD_URLS = [
+    "",
+    "127.0.0.1:8000",
+    "ftp://x",
+    "http://",
+    "http://x?y=1",
+    "http://user:pw@x",
+    "http://x:99999",
+    "http://[::1",
+]
+
+
+@pytest.mark.parametrize("url", BAD_URLS)
 def test_addresses_that_are_none(url: str) -> None:
     """Would catch a bad address that is told only by a failed connection."""
     with pytest.raises(UsageError, match="no http address"):
