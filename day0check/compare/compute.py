@@ -189,8 +189,8 @@ def _replicates(inner: tuple[str, ...], rows: int) -> int:
 
 
 def inner_variance(replay: Replay, points: Mapping[str, str]) -> torch.Tensor | None:
-    """Variance that the last inner rounding gives each element of the result, sum_n ulp(h_n)^2/6 w_n^2; None where it is
-    not followed by a single matrix. Earlier roundings add to it.
+    """Variance that the last inner rounding gives each element of the result, sum_n ulp(h_n)^2/6 w_n^2; None where it
+    is not followed by a single matrix. Earlier roundings add to it.
 
     It is the reference itself on the squared matrix, with the rounded values replaced by the variance of their
     rounding: where one rounding moves a whole row, two replicates cannot measure it.

@@ -174,18 +174,22 @@ def _by_ratio(
     return replace(judged, **words, **wrong_rows(bad, z2.sqrt()))
 
 
+def _usable(variance: torch.Tensor | None, usable: torch.Tensor) -> torch.Tensor | None:
+    """A known variance, zero in rows whose inputs are not finite."""
+    return None if variance is None else torch.where(usable, torch.nan_to_num(as_matrix(variance)), 0.0)
+
+
 def _noise(
     o: torch.Tensor, replicates: list[torch.Tensor], floor: torch.Tensor, usable: torch.Tensor, expected: Expected
 ) -> NoiseMap:
-    internal = None
-    if expected.internal is not None:  # of rows whose inputs are not finite it is not either
-        internal = torch.where(usable, torch.nan_to_num(as_matrix(expected.internal)), 0.0)
+    internal, least = (_usable(v, usable) for v in (expected.internal, expected.least))
     return noise_map(
         o,
         replicates,
         floor=floor,
         out_dtype=expected.out_dtype,
         internal=internal,
+        least=least,
         weights_of=dict(expected.groups).get("expert"),
     )
 
@@ -302,11 +306,14 @@ def _judge_whole(
     """Adds the ratio of everything; returns the smallest factor on everything that ratio or |z| would have shown."""
     if not bool(counted.any()):
         return None
-    own, replicates = float(z2[counted].mean()), float(noise.spread[:, counted].mean())
+    every = bool(counted.all())
+    own = float((z2 if every else z2[counted]).mean())
+    replicates = float((noise.spread if every else noise.spread[:, counted]).mean())
     if replicates <= 0:
         return None
     statistics["whole"] = (own / replicates) ** 0.5
-    size2 = (o.square() / noise.variance)[counted]
+    size2 = o.square() / noise.variance
+    size2 = size2 if every else size2[counted]
     powers = [Z_LIMIT / float(size2.max()) ** 0.5] if float(size2.max()) > 0 else []
     if freedom >= LEAST_FREEDOM:
         limit = ratio_limit(freedom, freedom * len(noise.spread), WHOLE_LIMIT)

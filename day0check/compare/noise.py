@@ -53,9 +53,12 @@ def fit_rows_and_columns(v: torch.Tensor, *, samples: int) -> torch.Tensor:
 
 
 def _mean_ratio(v: torch.Tensor, factor: torch.Tensor, axis: int) -> torch.Tensor:
+    """Mean over `axis` of v / factor where the factor is positive; v and factor have a size in common on that axis."""
     positive = factor > 0
+    counted = positive.sum(axis).clamp_(min=1)
+    if bool(positive.all()):
+        return (v / factor).sum(axis) / counted
     ratio = v / torch.where(positive, factor, torch.ones_like(factor))
-    counted = positive.expand_as(v).sum(axis).clamp_(min=1)
     return torch.where(positive, ratio, torch.zeros_like(ratio)).sum(axis) / counted
 
 
@@ -77,14 +80,16 @@ def noise_map(
     floor: torch.Tensor,
     out_dtype: str | None,
     internal: torch.Tensor | None = None,
+    least: torch.Tensor | None = None,
     weights_of: torch.Tensor | None = None,
 ) -> NoiseMap:
     """The noise map of a result with internal rounding.
 
     oracle, floor, replicates [R, H, C] float64; replicates are results before the output rounding; `floor` is the
     standard deviation of float32 sums; `out_dtype` None when the result is not rounded; `internal`: the variance of
-    the internal roundings where a formula gives it, instead of the fit to the replicates. `weights_of` int64 [R]: rows
-    of the same number went through the same weights (an expert's), and only those share column factors.
+    the internal roundings where a formula gives it, instead of the fit to the replicates; `least`: that of the last of
+    several, below which no fit may fall (all replicates of a row of two keys may round alike). `weights_of` int64 [R]:
+    rows of the same number went through the same weights (an expert's), and only those share column factors.
     """
     errors = [(r - oracle).square_() for r in replicates]
     if internal is None:
@@ -93,6 +98,7 @@ def noise_map(
         for number in (None,) if weights_of is None else weights_of.unique():
             rows = slice(None) if number is None else weights_of == number
             internal[rows] = fit_rows_and_columns(squares[rows], samples=len(errors))
+        internal = internal if least is None else torch.maximum(internal, least)
     float32 = floor.square()
     variance = internal + float32
     quiet = internal == 0

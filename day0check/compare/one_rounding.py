@@ -36,8 +36,9 @@ class Expected:
 
     `floor`: standard deviation that float32 sums may add. `replicates`: results before the output rounding, under
     random rounding of the inner points; empty when only the output is rounded. `out_dtype`: None = not rounded.
-    `internal`: variance of the inner roundings where it is known from a formula. `nearest`: gives the result before the
-    output rounding with inner points rounded to nearest. The others are as in `directions.py`.
+    `internal`: variance of the inner roundings where it is known from a formula, `least` that of the last of them.
+    `nearest`: gives the result before the output rounding with inner points rounded to nearest. The others are as in
+    `directions.py`.
     """
 
     oracle: torch.Tensor
@@ -45,6 +46,7 @@ class Expected:
     out_dtype: str | None
     replicates: tuple[torch.Tensor, ...] = ()
     internal: torch.Tensor | None = None
+    least: torch.Tensor | None = None
     nearest: Callable[[], torch.Tensor] | None = None
     parameters: tuple[Parameter, ...] = ()
     groups: tuple[tuple[str, torch.Tensor], ...] = ()
@@ -84,8 +86,9 @@ def by_element(
     statistics = {"element": worst}
     if out_dtype is not None:
         variance = ulp(o.contiguous(), out_dtype).square() / 6 + floor.square()
-        statistics["whole"] = float((error.square() / variance)[usable].mean().sqrt())
-        statistics["z"] = float((error.square() / variance).max().sqrt())
+        z2 = error.square() / variance
+        statistics["whole"] = float((z2 if bool(usable.all()) else z2[usable]).mean().sqrt())
+        statistics["z"] = float(z2.max().sqrt())
     limits = {"element": ELEMENT_LIMIT}
     power = _element_power(o, bound, half, usable, out_dtype)
     slopes = []
@@ -186,8 +189,6 @@ def _element_power(
         o, bound, half, usable = (t[::every] for t in (o, bound, half, usable))
     size = o.abs()
     counted = usable & (size > 0)
-    if not bool(counted.any()):
-        return None
     if out_dtype is not None:
         step = ulp(o.contiguous(), out_dtype)
         place = size / step
@@ -195,7 +196,8 @@ def _element_power(
         to_midpoint = torch.where(place < 0.5, 0.5 - place, 1.5 - place) * step
     else:
         to_midpoint = half
-    return float(((to_midpoint + bound) / size)[counted].min())
+    least = float(torch.where(counted, (to_midpoint + bound) / size, torch.inf).min())
+    return least if least < torch.inf else None
 
 
 def pattern_of(bad: torch.Tensor) -> str:
