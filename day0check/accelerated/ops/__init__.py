@@ -137,6 +137,7 @@ FORMS: dict[str, str] = {
     "norm.rms": "fused",
     "residual.mix": "float32_p",
     "mlp.dense": "fused",
+    "rope.apply": "float32_table",
     "mla.attention": "flash",
     "gqa.attention": "flash",
     "dsa.attention": "flash",

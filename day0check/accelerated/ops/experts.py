@@ -65,7 +65,7 @@ def route(
     if weighting == "softmax":
         weights = torch.softmax(weights, -1)
     elif renormalise:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        weights = weights / weights.sum(-1, keepdim=True).add_(1e-20)
     return ids, weights * scale
 
 

@@ -94,6 +94,8 @@ def attention(
 
 def _unit(x: Tensor) -> Tensor:
     a = wide(x)
+    if a.device.type == "cpu" and a.dtype == torch.float32:  # in one pass
+        return a * torch.linalg.vector_norm(a, dim=-1, keepdim=True).square_().add_(L2_EPS).rsqrt_()
     return a * torch.rsqrt(torch.sum(torch.square(a), -1, keepdim=True) + L2_EPS)
 
 
@@ -116,9 +118,9 @@ def _recurrent(operands: tuple[Tensor, ...], state: Tensor, bounds: list[int]) -
 def _token(operands: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v, g, beta = operands
     decayed = state * torch.exp(g).unsqueeze(-1)
-    missing = (v - torch.einsum("bhk,bhkv->bhv", k, decayed)) * beta.unsqueeze(-1)
-    new_state = decayed + k.unsqueeze(-1) * missing.unsqueeze(-2)
-    return torch.einsum("bhk,bhkv->bhv", q, new_state), new_state
+    missing = (v - (k.unsqueeze(-2) @ decayed).squeeze(-2)).mul_(beta.unsqueeze(-1))
+    new_state = decayed.addcmul_(k.unsqueeze(-1), missing.unsqueeze(-2))
+    return (q.unsqueeze(-2) @ new_state).squeeze(-2), new_state
 
 
 def _chunked(operands: tuple[Tensor, ...], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:

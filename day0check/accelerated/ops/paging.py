@@ -100,6 +100,8 @@ def _history_lengths(owner: Tensor, indices: Tensor, page: int) -> tuple[int, ..
 
 def state_load(pool: Tensor | OwnedPool, *, slots: Tensor) -> Tensor:
     """The state in each of `slots` [batch] of `pool` [slots, ...]; slot -1 is a fresh state of zeros."""
+    if not isinstance(pool, OwnedPool) and slots.device.type == "cpu" and slots.numel() and int(slots.min()) >= 0:
+        return pool.index_select(0, slots)
     at = slots.clamp(min=0)
     states = pool.read(at) if isinstance(pool, OwnedPool) else pool[at]
     return states.masked_fill((slots < 0).view(-1, *[1] * (states.dim() - 1)), 0)
