@@ -19,6 +19,7 @@ import torch
 from day0check.compare import kept_states
 from day0check.compare.claims import as_claimed
 from day0check.compare.computations import Computation, computations
+from day0check.compare.equal_rows import EqualRowsAlike, quantised_alike
 from day0check.compare.free_choices import CHOOSING, REPLICATES, FreeLimits, shows_no_choice
 from day0check.compare.locate import drafting_place
 from day0check.compare.lockstep import run_together
@@ -26,7 +27,6 @@ from day0check.compare.net_measures import CaseTable
 from day0check.compare.net_noise import add_float32_noise
 from day0check.compare.noise_book import NoiseBook
 from day0check.compare.propagated_choices import Judged, judge_route, judge_selection
-from day0check.compare.rounding import Rounder, round_blocks
 from day0check.contracts import CONTRACTS
 from day0check.contracts.profiles import Profile, profile_named
 from day0check.errors import InputError
@@ -136,9 +136,9 @@ def rounded(
     points, block = profile.points_of(operator), profile.inputs.get(operator)
     function = as_claimed(function, profile, operator)
     if block is not None:
-        args = (round_blocks(args[0], block, "random", generator), *args[1:])
+        args = (quantised_alike(args[0], block, generator), *args[1:])
     if points:
-        kwargs = kwargs | {"round": Rounder(points, "random", generator)}
+        kwargs = kwargs | {"round": EqualRowsAlike(points, "random", generator)}
     result = function(*args, **kwargs)
     if profile.act_dtype != "float32" or CONTRACTS[operator].kind != "compute":
         return result
