@@ -19,9 +19,11 @@ def gqa(step: Step, at: Here, layer: int, x: Tensor, p: Gqa) -> Tensor:
     q, k = (step.rotated(at, part, site, config.rope.layout) for part, site in ((q, "query"), (k, "key")))
     pool, slots = step.caches.kv[layer], step.page_slots()
     at("kv.write", pool, value=torch.cat((k, v), -1).flatten(1), slots=slots)
-    where = {"table": batch.table, "owner": batch.every, "indices": batch.history}
-    rows = at("kv.gather", pool, row_map=batch.requests, **where).unflatten(-1, (-1, 2 * g.dim))
-    keys, values = rows.split(g.dim, -1)
-    seen = {"owner": batch.owner, "visible": batch.visible, "scale": g.scale}
-    y = at("gqa.attention", q, keys=keys, values=values, **seen)
+    if "kv.gather" in step.caller.covers("gqa.attention"):
+        given = {"pool": pool, "table": batch.table, "value_width": g.dim}
+    else:
+        where = {"table": batch.table, "owner": batch.every, "indices": batch.history}
+        rows = at("kv.gather", pool, row_map=batch.requests, **where).unflatten(-1, (-1, 2 * g.dim))
+        given = dict(zip(("keys", "values"), rows.split(g.dim, -1), strict=True))
+    y = at("gqa.attention", q, **given, owner=batch.owner, visible=batch.visible, scale=g.scale)
     return step.reduced(at, at("gqa.output", y.flatten(1), weight=p.output), "attention")

@@ -337,7 +337,7 @@ def _uncovered(contract: Contract, kwargs: dict[str, Any]) -> dict[str, Any]:
     if not {*form, *(names & {"owner", "visible"})} <= set(kwargs):
         raise ValueError(f"{contract.name} with a pool needs {', '.join(form)} in place of {gathered_to}")
     plain = {name: value for name, value in kwargs.items() if name not in form}
-    return plain | (_picked(kwargs) if form is PICKED else _history(kwargs))
+    return plain | (_picked(kwargs) if form is PICKED else _history(contract, kwargs))
 
 
 def _picked(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -348,8 +348,9 @@ def _picked(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"keys": gather(gathered.pop("pool"), **gathered), "valid": kwargs["indices"] >= 0}
 
 
-def _history(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """keys [batch, n, 1, width] and values, their first `value_width` columns, of every position that any row sees."""
+def _history(contract: Contract, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """keys and values of every position that any row sees: keys [batch, n, 1, width] with the values in their first
+    `value_width` columns, or those of each key head, [batch, n, Hk, value_width], of rows [key | value]."""
     from reference.cache import gather
 
     table, visible = kwargs["table"], kwargs["visible"]
@@ -357,8 +358,12 @@ def _history(kwargs: dict[str, Any]) -> dict[str, Any]:
     every = torch.arange(table.shape[0], device=table.device)
     history = torch.arange(count, device=table.device).expand(table.shape[0], count)
     pool = logical({"pool": kwargs["pool"], "table": table})
-    keys = gather(pool["pool"], table=pool["table"], owner=every, indices=history).unsqueeze(2)
-    return {"keys": keys, "values": keys[..., : kwargs["value_width"]]}
+    rows, width = gather(pool["pool"], table=pool["table"], owner=every, indices=history), kwargs["value_width"]
+    if contract.name == "gqa.attention":
+        keys, values = rows.unflatten(-1, (-1, 2 * width)).split(width, -1)
+        return {"keys": keys, "values": values}
+    keys = rows.unsqueeze(2)
+    return {"keys": keys, "values": keys[..., :width]}
 
 
 def _rows_that_count(calls: list[Seen], replay: Replay) -> torch.Tensor | None:

@@ -258,3 +258,29 @@ def test_a_dense_fused_kernel_receives_pool_and_pages(tmp_path):
     dense = [m for m in measures.values() if m.operator == "mla.attention"]
     assert {m.phase for m in dense} == {"prefill", "decode"}
     assert not [m for m in measures.values() if m.operator == "kv.gather" and m.layer in {m.layer for m in dense}]
+
+
+def test_a_grouped_fused_kernel_receives_pool_and_pages(tmp_path):
+    """Catches an engine that gathers for a kernel of grouped queries which covers the gather, a replay of other keys,
+    and one under which a wrong page passes: the kernel that reads its last key twice is accused."""
+    source = (
+        "@day0check.operator('gqa.attention', covers=('kv.gather', 'gqa.attention'))\n"
+        "def fused(q, *, pool, table, value_width, owner, visible, scale):\n"
+        "    rows = pool[table[owner]].flatten(1, 2).unflatten(-1, (-1, 2 * value_width)).float()\n"
+        "    keys, values = rows.split(value_width, -1)\n"
+        "    {fault}\n"
+        "    future = (torch.arange(keys.shape[1]) >= visible[:, None])[:, None]\n"
+        "    keys, values = (t.masked_fill(future[:, 0, :, None, None], 0) for t in (keys, values))\n"
+        "    n = q.shape[1] // keys.shape[2]\n"
+        "    keys, values = keys.repeat_interleave(n, 2), values.repeat_interleave(n, 2)\n"
+        "    s = torch.einsum('rhd,rkhd->rhk', q.float(), keys) * scale\n"
+        "    p = s.masked_fill(future, float('-inf')).softmax(-1).to(q.dtype).float()\n"
+        "    return torch.einsum('rhk,rkhd->rhd', p, values).to(q.dtype)\n"
+    )
+    for fault in ("pass", "values = values.roll(1, 1)"):
+        _, measures = judged(loaded(given(tmp_path, source.replace("{fault}", fault)), model="fault-gqa"))
+        grouped = [m for m in measures.values() if m.operator == "gqa.attention"]
+        assert {m.phase for m in grouped} == {"prefill", "decode"}
+        assert not any(m.not_judged for m in grouped)
+        assert all(m.passed for m in grouped) == (fault == "pass")
+        assert not [m for m in measures.values() if m.operator == "kv.gather" and m.layer in {m.layer for m in grouped}]
