@@ -116,6 +116,8 @@ def _curve(figures: Mapping[str, Any], key: str) -> Sequence[float]:
 def _dress(axes: Any) -> None:
     axes.grid(True, which="major", color="#e3e8ee", linewidth=0.7)
     axes.tick_params(labelsize=8)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_size(9)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
