@@ -6,9 +6,7 @@ stay in the cache. Legend: R rows, C channels (everything behind the first axis)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
@@ -18,7 +16,6 @@ import torch
 from day0check.compare import pair_statistics_torch
 
 FORMATS = (torch.bfloat16, torch.float32, torch.float8_e4m3fn)  # what the compiled loop reads
-LEAST_SHARE = 2**18  # elements that are worth a thread of their own
 
 
 @dataclass(frozen=True)
@@ -60,74 +57,33 @@ def _compiled() -> ModuleType | None:
     return pair_statistics_fast
 
 
-def pair_statistics(
-    a: torch.Tensor, b: torch.Tensor, *, fast: bool | None = None, threads: int | None = None
-) -> PairStatistics:
+def pair_statistics(a: torch.Tensor, b: torch.Tensor, *, fast: bool | None = None) -> PairStatistics:
     """The statistics of a [R, ...] beside b of the same shape, both of any (different) float dtypes.
 
-    `fast`: the compiled loop, by default where it is installed and reads the dtypes of tensors on a CPU. `threads`: of
-    a large pair on a CPU, by default as many as torch uses. Raises ValueError for shapes that differ or a compiled
-    loop that cannot be had.
+    `fast`: the compiled loop, by default where it is installed and reads the dtypes of tensors on a CPU. Raises
+    ValueError for shapes that differ or a compiled loop that cannot be had.
     """
     if a.shape != b.shape:
         raise ValueError(f"a pair of shapes {list(a.shape)} and {list(b.shape)} has no statistics")
     rows = a.shape[0] if a.dim() else 1
     a, b = (t.detach().reshape(rows, t.numel() // max(1, rows)).contiguous() for t in (a, b))
-    on_cpu = a.device.type == b.device.type == "cpu"
-    readable = a.dtype == b.dtype and a.dtype in FORMATS and on_cpu
+    readable = a.dtype == b.dtype and a.dtype in FORMATS and a.device.type == b.device.type == "cpu"
     loops = compiled() if fast is not False and readable else None
     if loops is None and fast:
         raise ValueError(f"no compiled loop reads {a.dtype} and {b.dtype} on {a.device.type}; is numba installed?")
-    by = pair_statistics_torch.statistics if loops is None else loops.statistics
-    shares = min(torch.get_num_threads() if threads is None else threads, a.numel() // LEAST_SHARE) if on_cpu else 1
-    if shares < 2:
-        return _told(by, a, b)
-    if rows == 1:
-        return _side_by_side(_shared(by, a.view(-1).tensor_split(shares), b.view(-1).tensor_split(shares)))
-    return joined(_shared(by, a.tensor_split(min(shares, rows)), b.tensor_split(min(shares, rows))))
-
-
-def _told(by: Callable[[torch.Tensor, torch.Tensor], tuple], a: torch.Tensor, b: torch.Tensor) -> PairStatistics:
-    (error, signal, product, largest, odd), row_error, row_signal = by(a, b)
+    by = pair_statistics_torch if loops is None else loops
+    (error, signal, product, largest, odd), row_error, row_signal = by.statistics(a, b)
     return PairStatistics(a.numel(), error, signal, product, largest, int(odd), row_error, row_signal)
-
-
-def _shared(by: Callable, own: tuple[torch.Tensor, ...], oracle: tuple[torch.Tensor, ...]) -> Iterator[PairStatistics]:
-    """The statistics of every part, each in a thread of its own; a flat part is one row."""
-    pairs = [tuple(t.view(1, -1) if t.dim() == 1 else t for t in pair) for pair in zip(own, oracle, strict=True)]
-    with _one_thread_each(), ThreadPoolExecutor(len(pairs)) as pool:
-        yield from list(pool.map(lambda pair: _told(by, *pair), pairs))
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Threads that are begun inside run torch's operators without further threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def joined(parts: Iterable[PairStatistics]) -> PairStatistics:
     """Of consecutive rows of the same pair, read one after another (from safetensors, a slice at a time)."""
     parts = list(parts)
-    rows = {name: torch.cat([getattr(p, name) for p in parts]) for name in ("row_error", "row_signal")}
-    return replace(_sum(parts), **rows)
-
-
-def _side_by_side(parts: Iterable[PairStatistics]) -> PairStatistics:
-    """Of consecutive channels of the same rows."""
-    parts = list(parts)
-    return replace(
-        _sum(parts),
-        row_error=torch.stack([p.row_error for p in parts]).sum(0),
-        row_signal=torch.stack([p.row_signal for p in parts]).sum(0),
-    )
-
-
-def _sum(parts: list[PairStatistics]) -> PairStatistics:
     names = ("elements", "error", "signal", "product", "odd")
-    sums = {name: sum(getattr(p, name) for p in parts) for name in names}
-    return replace(parts[0], **sums, largest=max(p.largest for p in parts))
+    return replace(
+        parts[0],
+        **{name: sum(getattr(p, name) for p in parts) for name in names},
+        largest=max(p.largest for p in parts),
+        row_error=torch.cat([p.row_error for p in parts]),
+        row_signal=torch.cat([p.row_signal for p in parts]),
+    )

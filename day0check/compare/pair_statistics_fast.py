@@ -9,8 +9,7 @@ from llvmlite import ir
 from numba.extending import intrinsic
 
 CHUNK = 4096  # elements whose sums are kept in float32
-CODES = 1024  # the same of one byte: the smaller, the more of them hold no difference
-REORDERED = {"reassoc", "contract", "nsz"}
+CODES = 512  # the same of one byte: the smaller, the more of them hold no difference
 _VIEWS = {torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float8_e4m3fn: torch.int8}
 
 
@@ -82,33 +81,88 @@ def _is_nan_e4m3(code):
 
 
 @numba.njit(inline="always")
-def _plain(a, b, own, other, left, right):
+def _unlike(a, b, own, other, left, right):
     return False, False
 
 
-@numba.njit
-def _looked_at_e4m3(a, b, own, other, left, right):
-    """(whether two ranges of codes are the same, whether one holds NaN), from eight codes at a time: adding one to the
-    seven low bits carries into the eighth where all seven are set. `own` and `other` are the flat arrays as words."""
-    first, last = (left + 7) // 8, right // 8
-    differ = nan = np.int64(0)
-    for i in range(np.uint64(first), np.uint64(max(first, last))):
+@numba.njit(inline="always")
+def _edges(left, right, size):
+    """Of a range of codes: the first and the last whole word of `size` codes, and the ranges before and behind them."""
+    first, last = (left + size - 1) // size, right // size
+    last = max(first, last)
+    return first, last, min(size * first, right), max(size * last, left)
+
+
+@numba.njit(inline="always")
+def _same_codes(a, b, own, other, left, right):
+    """(whether two ranges of codes are the same, whether the second holds NaN); `own` and `other` are the flat arrays
+    as words of eight codes. Adding one to the seven low bits of a code carries into the eighth where all are set."""
+    first, last, before, behind = _edges(left, right, 8)
+    differ = found = np.int64(0)
+    for i in range(np.uint64(first), np.uint64(last)):
         differ |= own[i] ^ other[i]
-        nan |= (own[i] & 0x7F7F7F7F7F7F7F7F) + 0x0101010101010101
-        nan |= (other[i] & 0x7F7F7F7F7F7F7F7F) + 0x0101010101010101
-    rest = False
-    for begin, end in ((left, min(8 * first, right)), (max(8 * last, left), right)):
+        found |= (other[i] & 0x7F7F7F7F7F7F7F7F) + 0x0101010101010101
+    nan = (found & np.int64(-0x7F7F7F7F7F7F7F80)) != 0
+    for begin, end in ((left, before), (behind, right)):
         for i in range(begin, end):
             differ |= a[i] ^ b[i]
-            rest |= _is_nan_e4m3(a[i]) or _is_nan_e4m3(b[i])
-    return differ == 0, rest or (nan & np.int64(-0x7F7F7F7F7F7F7F80)) != 0
+            nan |= _is_nan_e4m3(b[i])
+    return differ == 0, nan
 
 
-def _made(widen, is_nan, looked_at, chunk):
+@numba.njit(inline="always")
+def _holds_nan_e4m3(codes, words, left, right):
+    first, last, before, behind = _edges(left, right, 8)
+    found = np.int64(0)
+    for i in range(np.uint64(first), np.uint64(last)):
+        found |= (words[i] & 0x7F7F7F7F7F7F7F7F) + 0x0101010101010101
+    rest = False
+    for begin, end in ((left, before), (behind, right)):
+        for i in range(begin, end):
+            rest |= _is_nan_e4m3(codes[i])
+    return rest or (found & np.int64(-0x7F7F7F7F7F7F7F80)) != 0
+
+
+@numba.njit(inline="always")
+def _square_of_e4m3(bits):
+    """Of a magnitude whose seven bits lie where float32 has the low exponent bits and the first of the mantissa."""
+    o = _as_float(np.int32(bits)) * np.float32(2.0**120)
+    return o * o
+
+
+@numba.njit(inline="always")
+def _signal_e4m3(codes, quads, left, right):
+    """Sum of squares of a range of codes, four of a word at a time without unpacking it."""
+    first, last, before, behind = _edges(left, right, 8)
+    signal = np.float32(0)
+    for i in range(np.uint64(2 * first), np.uint64(2 * last)):
+        quad = quads[i]
+        signal += _square_of_e4m3((quad & np.int32(0x7F)) << np.int32(20))
+        signal += _square_of_e4m3((quad & np.int32(0x7F00)) << np.int32(12))
+        signal += _square_of_e4m3((quad & np.int32(0x7F0000)) << np.int32(4))
+        signal += _square_of_e4m3((quad & np.int32(0x7F000000)) >> np.int32(4))
+    for begin, end in ((left, before), (behind, right)):
+        for i in range(begin, end):
+            signal += _square_of_e4m3((np.int32(codes[i]) & np.int32(0x7F)) << np.int32(20))
+    return signal
+
+
+@numba.njit(inline="always")
+def _no_signal(codes, quads, left, right):
+    return np.float32(0)
+
+
+@numba.njit(inline="always")
+def _holds_none(codes, words, left, right):
+    return False
+
+
+def _made(widen, is_nan, chunk, same=_unlike, holds_nan=_holds_none, signal_alone=_no_signal):
     """The loop over rows of a pair whose codes `widen` turns into float32, save those that `is_nan` knows, in chunks
-    whose sums float32 holds; `looked_at` says of a chunk whether all of it is the same and whether it holds NaN."""
+    whose sums float32 holds. Of a chunk `same` says whether both sides are alike, and then `signal_alone` is all there
+    is, and whether the oracle holds a NaN that `widen` makes a number of; `holds_nan` whether the other side does."""
 
-    @numba.njit(fastmath=REORDERED, error_model="numpy")
+    @numba.njit(inline="always")
     def sums(a, b, left, right):
         """Of a chunk: sums of e^2, o^2 and e o, the largest |e|."""
         error, signal, product, largest = np.float32(0), np.float32(0), np.float32(0), np.int32(0)
@@ -120,14 +174,6 @@ def _made(widen, is_nan, looked_at, chunk):
             product += e * o
             largest = _larger(largest, _magnitude(e))
         return error, signal, product, _as_float(largest)
-
-    @numba.njit(fastmath=REORDERED, error_model="numpy")
-    def signal_alone(b, left, right):
-        signal = np.float32(0)
-        for i in range(np.uint64(left), np.uint64(right)):
-            o = widen(b[i])
-            signal += o * o
-        return signal
 
     @numba.njit
     def careful(a, b, left, right):
@@ -146,30 +192,28 @@ def _made(widen, is_nan, looked_at, chunk):
             largest = max(largest, abs(e))
         return error, signal, product, largest, odd
 
-    @numba.njit
-    def of_chunk(a, b, own, other, left, right):
-        alike, nan = looked_at(a, b, own, other, left, right)
-        if nan:
-            return careful(a, b, left, right)
-        if alike:
-            return np.float32(0), signal_alone(b, left, right), np.float32(0), np.float32(0), 0
-        error, signal, product, largest = sums(a, b, left, right)
-        if not (np.isfinite(error) and np.isfinite(signal)):
-            return careful(a, b, left, right)
-        return error, signal, product, largest, 0
-
-    @numba.njit
+    @numba.njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
     def over_rows(a, b, row_error, row_signal):
         rows, width = a.shape
         a, b = a.reshape(-1), b.reshape(-1)
         whole = a.size * a.itemsize // 8 * 8 // a.itemsize
         own, other = a[:whole].view(np.int64), b[:whole].view(np.int64)
+        quads = other.view(np.int32)
         error = signal = product = largest = 0.0
         odd = 0
         for r in range(rows):
             for left in range(r * width, (r + 1) * width, chunk):
                 right = min(left + chunk, (r + 1) * width)
-                e, s, p, m, w = of_chunk(a, b, own, other, left, right)
+                alike, nan = same(a, b, own, other, left, right)
+                nan = nan or (not alike and holds_nan(a, own, left, right))
+                e = p = m = np.float32(0)
+                w = 0
+                if alike:
+                    s = signal_alone(b, quads, left, right)
+                else:
+                    e, s, p, m = sums(a, b, left, right)
+                if nan or not (np.isfinite(e) and np.isfinite(s)):
+                    e, s, p, m, w = careful(a, b, left, right)
                 row_error[r] += e
                 row_signal[r] += s
                 product += p
@@ -182,8 +226,8 @@ def _made(widen, is_nan, looked_at, chunk):
     return over_rows
 
 
-_bfloat16, _float32 = (_made(widen, _never, _plain, CHUNK) for widen in (_of_bfloat16, _of_float32))
-_e4m3 = _made(_of_e4m3, _is_nan_e4m3, _looked_at_e4m3, CODES)
+_bfloat16, _float32 = (_made(widen, _never, CHUNK) for widen in (_of_bfloat16, _of_float32))
+_e4m3 = _made(_of_e4m3, _is_nan_e4m3, CODES, _same_codes, _holds_nan_e4m3, _signal_e4m3)
 
 
 @numba.njit

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from day0check.compare import pair_statistics as module
 from day0check.compare import pair_statistics_torch as torch_alone
 from day0check.compare.pair_statistics import FORMATS, compiled, joined, pair_statistics
 
@@ -142,19 +141,6 @@ def test_one_code_that_differs_is_found_wherever_it_lies(at, fast):
     found = pair_statistics(a, b, fast=fast)
     assert (found.error, found.product, found.largest) == (1.0, 1.0, 1.0)
     assert found.row_error.nonzero().flatten().tolist() == [at[0]]
-
-
-@pytest.mark.parametrize("fast", WAYS)
-@pytest.mark.parametrize("shape", [(7, 300), (1, 2100), (2, 1000)])
-def test_threads_share_a_pair_and_lose_nothing(shape, fast, monkeypatch):
-    """Catches a share that is left out or given to another row."""
-    monkeypatch.setattr(module, "LEAST_SHARE", 100)
-    a, b = pair(torch.bfloat16, shape)
-    alone, shared = (pair_statistics(a, b, fast=fast, threads=n) for n in (1, 3))
-    assert (shared.elements, shared.largest) == (alone.elements, alone.largest)
-    torch.testing.assert_close(shared.row_error, alone.row_error, rtol=1e-5, atol=1e-12)
-    torch.testing.assert_close(shared.row_signal, alone.row_signal, rtol=1e-5, atol=1e-12)
-    assert shared.product == pytest.approx(alone.product, rel=1e-3)
 
 
 def test_pairs_that_are_none_are_refused():
