@@ -35,7 +35,9 @@ selftest: $(STAMP)       ## every known fault and legal variant through the main
 
 bench: $(STAMP)          ## speed beside the float32 reference and of comparisons beside reading; memory over layers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[fast]" || true
-	$(BIN)/python -m bench.engine; speed=$$?; $(BIN)/python -m bench.compare; pairs=$$?; \
+	$(BIN)/python -m venv .targets/msprobe && .targets/msprobe/bin/python -m pip install --quiet mindstudio-probe || true
+	$(BIN)/python -m bench.engine; speed=$$?; \
+	$(BIN)/python -m bench.compare --msprobe .targets/msprobe/bin/python; pairs=$$?; \
 	$(BIN)/python -m bench.memory && exit $$((speed | pairs))
 
 long: $(STAMP)           ## 128k tokens with all choices judged, and a decode step behind a million: a quarter of an hour
