@@ -4,7 +4,7 @@ import day0check
 from day0check.faults.entry import Address, Entry
 
 ENTRY = Entry(
-    id="F-101",
+    id="F-131",
     title="the up projection of the shared expert is one percent too large in decode",
     kind="phases",
     visible="decode alone",

@@ -4,7 +4,7 @@ import day0check
 from day0check.faults.entry import Address, Entry
 
 ENTRY = Entry(
-    id="F-103",
+    id="F-133",
     title="ranks of log-probabilities count from zero",
     kind="serving",
     visible="requests that ask for log-probabilities",

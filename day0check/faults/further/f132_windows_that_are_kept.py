@@ -4,7 +4,7 @@ import day0check
 from day0check.faults.entry import Address, Entry
 
 ENTRY = Entry(
-    id="F-102",
+    id="F-132",
     title="every input of the convolution is kept",
     kind="memory",
     visible="memory over length and calls; every result is right",
