@@ -31,7 +31,8 @@ CAPTURE = "capture.tap"
 @dataclass(frozen=True)
 class Outcome:
     """What the self-test said of one entry. `status`: that of the verdict, or "crashed", "timeout", "failed" when the
-    entry did not come to one. `found`: the address of the first fault, "" when there was none."""
+    entry did not come to one. `found`: the address of the first fault, "" when there was none. `model`, `case`: on what
+    it was laid over."""
 
     id: str
     kind: str
@@ -44,6 +45,8 @@ class Outcome:
     found: str
     message: str
     seconds: float
+    model: str = ""
+    case: str = ""
 
     @property
     def good(self) -> bool:
@@ -99,6 +102,8 @@ def from_verdict(entry: Entry, verdict: Verdict, seconds: float) -> Outcome:
         found,
         first.message if first is not None else "; ".join(f"{n.check}: {n.reason}" for n in verdict.not_run),
         round(seconds, 2),
+        entry.model,
+        entry.case,
     )
 
 
@@ -111,7 +116,7 @@ def _is_the_captures_fault(verdict: Verdict) -> bool:
 def _without_verdict(entry: Entry, status: str, message: str, seconds: float) -> Outcome:
     expected = "" if entry.benign else str(entry.expected)
     fixed = (entry.id, entry.kind, entry.title, entry.benign, status, False, False, expected, "", message)
-    return Outcome(*fixed, round(seconds, 2))
+    return Outcome(*fixed, round(seconds, 2), entry.model, entry.case)
 
 
 def _verdict(located: Located, out: Path, device: str) -> Verdict:

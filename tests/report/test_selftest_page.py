@@ -63,3 +63,18 @@ def test_nothing_reaches_the_page_unescaped_or_from_outside():
     text = page(entry("S-03", caught=False, placed=False, status="ready"))
     assert "&lt;b&gt;the message&lt;/b&gt;" in text
     assert not re.search(r'(?:src|href)="(?:https?:)?//', text)
+
+
+def test_the_map_shows_each_entry_under_its_model_and_case():
+    """Catches an entry in the column of another model, and a page of an older file that falls."""
+    text = page(
+        entry("S-01", model="tiny", case="short"),
+        entry("S-02", model="tiny-glm-5", case="pages", placed=False),
+        entry("B-01", model="tiny", case="pages"),
+    )
+    places = text[text.index('id="places"') : text.index('id="entries"')]
+    assert re.findall(r'scope="col">([^<]+)<', places) == ["Case", "tiny", "tiny-glm-5"]
+    rows = re.findall(r'<tr><th scope="row">([^<]+)</th>(.*)</tr>', places)
+    cells = {case: [re.findall(r">([SB]-\d\d)<", cell) for cell in text.split("</td>")[:-1]] for case, text in rows}
+    assert cells == {"pages": [["B-01"], ["S-02"]], "short": [["S-01"], []]}
+    assert 'id="places"' not in page(entry("S-01"))
