@@ -85,7 +85,10 @@ def round_random(x: torch.Tensor, dtype: str, generator: torch.Generator | None 
 
 
 def _in_range(rounded: torch.Tensor, x: torch.Tensor, form: Format) -> torch.Tensor:
-    beyond = rounded.abs() > form.largest  # false for NaN
+    low, high = torch.aminmax(rounded) if rounded.numel() else (rounded, rounded)
+    if rounded.numel() and -form.largest <= float(low) and float(high) <= form.largest:  # false for NaN
+        return rounded
+    beyond = rounded.abs() > form.largest
     limit = form.largest if form.saturates else float("inf")
     rounded = torch.where(beyond, torch.copysign(torch.full_like(rounded, limit), x), rounded)
     return torch.where(torch.isfinite(x), rounded, x)

@@ -40,7 +40,7 @@ def weighted_sum(result: torch.Tensor, weights: torch.Tensor, *, unordered: bool
     lanes = _lanes(flat.contiguous())
     at = torch.arange(1, lanes.shape[1] + 1, dtype=torch.int64, device=lanes.device)
     columns = at * _signed(_COLUMN) | 1
-    return int(((lanes * columns).sum(1) * weights.to(lanes.device)).sum()) & _MASK
+    return int((lanes.mul_(columns).sum(1) * weights.to(lanes.device)).sum()) & _MASK
 
 
 def hexadecimal(total: int) -> str:
