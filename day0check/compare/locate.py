@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from day0check.compare.places import growth
 from day0check.contracts import CONTRACTS
 from day0check.types import Finding, Measure, finding_id
 
@@ -19,6 +20,7 @@ ORDER = (*LOCAL, "candidate", *NET)
 MODEL = ("weights",)  # asked before anything runs: on weights of another model nothing else says much
 _LISTED = 16  # taps named in the evidence of one finding
 _NEIGHBOURS = 3
+LEAST_LAYERS = 4  # that must be wrong before anything is said of their order
 
 
 def split_tap(tap: str) -> tuple[str, str | None]:
@@ -109,7 +111,7 @@ def _finding(check: str, key: tuple[str, str, str, str], members: list[Measure],
         severity="blocker",
         check=check,
         operator=operator,
-        message=_message(first, pattern, value, limit, len(members)),
+        message=_message(first, pattern, value, limit, len(members)) + _with_depth(members),
         layer=first.layer,
         phase=first.phase,
         request=first.request,
@@ -130,6 +132,16 @@ def _message(first: Measure, pattern: str, value: float | None, limit: float | N
     if count > 1:
         text += f"; the same at {count - 1} more tap{'s' if count > 2 else ''}"
     return text
+
+
+def _with_depth(members: Sequence[Measure]) -> str:
+    """Whether the statistic that decided grows from layer to layer, as the end of a message; every layer once."""
+    sizes: dict[int, float] = {}
+    for m in members:
+        if m.layer is not None and m.failing == members[0].failing and m.failing in m.statistics:
+            sizes[m.layer] = max(m.statistics[m.failing], sizes.get(m.layer, 0.0))
+    grown = growth(sizes, "depth", LEAST_LAYERS)
+    return f"; {grown}, layers {min(sizes)} to {max(sizes)}" if grown else ""
 
 
 def ruled_out(first: Measure, context: Iterable[Measure]) -> list[dict[str, Any]]:

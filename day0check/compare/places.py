@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from day0check.compare.judgement import Judgement
-from day0check.compare.pooling import Seen
 from day0check.probe.rows import PADDING, RowMap
+
+if TYPE_CHECKING:
+    from day0check.compare.pooling import Seen
 
 MOST_ROWS = 20_000  # of one request that are remembered
 LEAST_CALLS = 3  # below that "first" says nothing
@@ -116,10 +119,10 @@ def _where(rows: _Rows, page: int | None, some_passed: bool) -> str:
     return ""
 
 
-def growth(sizes: dict[int, float], what: str = "position") -> str:
-    """Whether errors grow along their places: each third of them is worse than the one before."""
+def growth(sizes: dict[int, float], what: str = "position", least: int = LEAST_GROWN) -> str:
+    """Whether errors grow along their places, `least` of them or more: each third is worse than the one before."""
     ordered = [sizes[at] for at in sorted(sizes)]
-    if len(ordered) < LEAST_GROWN or not all(size > 0 for size in ordered):
+    if len(ordered) < max(3, least) or not all(0 < size < float("inf") for size in ordered):
         return ""
     third = len(ordered) // 3
     parts = [sorted(part)[len(part) // 2] for part in (ordered[:third], ordered[third:-third], ordered[-third:])]

@@ -87,6 +87,22 @@ def test_order_of_lines_and_numbers_do_not_matter():
     assert [f.id for f in findings_from("compute", other, CONFIG)] == [f.id for f in first]
 
 
+@pytest.mark.parametrize(
+    ("values", "told"), [((2, 5, 9, 30), True), ((30, 9, 5, 2), False), ((2, 30, 5, 9), False), ((2, 2, 3, 3), False)]
+)
+def test_growth_with_depth_is_told(values, told):
+    """Catches an error that grows from layer to layer and is told like one that does not; the id stays as it is."""
+    measures = [
+        dataclasses.replace(measure(f"layers.{n:02d}.norm.rms.input", n), statistics={"row": float(v)})
+        for n, v in enumerate(values)
+    ]
+    config = dataclasses.replace(CONFIG, layers=("kda",) * 4, moe=None)
+    (found,) = findings_from("compute", measures, config)
+    assert ("growing with the depth" in found.message) == told
+    assert found.message.endswith("layers 0 to 3") == told
+    assert found.evidence["pattern"] == "one row"
+
+
 def test_unjudged_and_passing_measures_are_no_findings():
     """Would catch a tap that could not be judged being called wrong."""
     unjudged = dataclasses.replace(measure("layers.00.norm.rms.input", 1), not_judged="no contract", failing="")
