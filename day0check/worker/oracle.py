@@ -77,9 +77,12 @@ def _parameters(job: Job, candidate: Path, reference: Path) -> None:
         return
     from day0check.compare.checkpoint_parameters import compare_parameters
     from day0check.compare.parameters import read_recorded
+    from day0check.compare.raw_config import beside, compare_raw
 
     recorded = read_recorded(candidate / "parameters.jsonl")
-    _write(reference / "parameters.jsonl", compare_parameters(job.model_dir, job.profile, recorded))
+    compared = compare_parameters(job.model_dir, job.profile, recorded)
+    raw = json.loads((Path(job.model_dir) / "config.json").read_text(encoding="utf-8"))
+    _write(reference / "parameters.jsonl", beside(compared, compare_raw(raw, recorded)))
 
 
 def _write(path: Path, measures: Iterable[Measure]) -> None:
