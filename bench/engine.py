@@ -253,8 +253,8 @@ def decode_part(sides: Sides, *, repeats: int, roofs: tuple[float, float], asked
     print(
         f"    a step must read and write {floor / 1e6:.1f} MB, {floor / roofs[1] * 1e3:.1f} ms at the read roof: the "
         f"engine is at {share:.0%} of it, the reference at {floor / roofs[1] / best['reference']:.0%};\n"
-        f"    {asked:g} times faster would be {best['reference'] / asked * 1e3:.1f} ms; a step at {ROOF:.0%} of the read "
-        f"roof counts as met: {'it is' if share >= ROOF else 'it is not'}"
+        f"    {asked:g} times faster would be {best['reference'] / asked * 1e3:.1f} ms; a step at {ROOF:.0%} of the "
+        f"read roof counts as met: {'it is' if share >= ROOF else 'it is not'}"
     )
     met |= share >= ROOF and far < NEAR
     print(memory_of_a_step(sides))
