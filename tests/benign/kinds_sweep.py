@@ -2,8 +2,9 @@
 
     PYTHONPATH=tests python tests/benign/kinds_sweep.py --seeds 10 --state reports/benign-kinds.jsonl --jobs 2
 
-Resumable: each run is a line of the state file; beside it lies what operators each preset calls. A line says the
-entry, the preset, the seed and what the verdict was; seed 0 has the preset's own weights and the entry's own prompts.
+Resumable: each run is a line of the state file; beside it lie the models and what operators each preset calls. A line
+says the entry, the preset, the seed and what the verdict was; seed 0 has the preset's own weights and the entry's own
+prompts.
 An alarm is any verdict but `ready`; `--only B-22 --model tiny --seed 3` repeats one.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -89,6 +91,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=None, help="this seed alone")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    os.environ["DAY0CHECK_CACHE"] = str(given.state.with_suffix("").absolute())  # 700 MB of models that are ours alone
     until, begin = time.monotonic() + given.seconds, time.monotonic()
     models = dict.fromkeys((*TINY, *(m for located in entries().values() for m in models_of(located))))
     calls = calls_of(given.state, tuple(models), given.jobs)
