@@ -79,15 +79,17 @@ def by_element(
     terms cancel; of a result that the bound refuses they give the words."""
     out_dtype = expected.out_dtype
     bound = (BOUND_UNROUNDED if out_dtype is None else BOUND) * floor
-    half = half_step(torch.where(usable, y, o), o, out_dtype)
-    size = error.abs()
-    element = torch.where(usable, (size - half) / bound, torch.full_like(size, -1.0)).clamp_(min=0)
+    every = bool(usable.all())
+    half = half_step(y if every else torch.where(usable, y, o), o, out_dtype)
+    element = (error.abs() - half).div_(bound).clamp_(min=0)
+    if not every:
+        element.masked_fill_(~usable, 0.0)
     worst = float(element.max())
     statistics = {"element": worst}
     if out_dtype is not None:
         variance = ulp(o.contiguous(), out_dtype).square() / 6 + floor.square()
         z2 = error.square() / variance
-        statistics["whole"] = float((z2 if bool(usable.all()) else z2[usable]).mean().sqrt())
+        statistics["whole"] = float((z2 if every else z2[usable]).mean().sqrt())
         statistics["z"] = float(z2.max().sqrt())
     limits = {"element": ELEMENT_LIMIT}
     power = _element_power(o, bound, half, usable, out_dtype)
