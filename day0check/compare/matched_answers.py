@@ -26,7 +26,7 @@ from day0check.types import Measure
 
 REPLICATES = 8
 CLIP = 4.0  # noises that one value counts at most
-BEST = 256  # tokens of a row of logits that are compared: those that the candidate holds most likely
+BEST = 128  # tokens of a row of logits that are compared: those that the candidate holds most likely
 WORTH = 2.0  # spreads of a parameter changed everywhere from which on its layers are asked one by one
 MOST_ROWS = 256  # of one prompt
 

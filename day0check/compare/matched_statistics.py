@@ -7,6 +7,7 @@ are independent of each other, values of one are not. Source: method notes, sect
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from day0check.compare.slopes import beyond_nearest
 SPREADS = 6.0
 TAIL = 1e-6  # per guess: a thousand of them raise an alarm in one of a thousand runs
 APART = 4.0  # spreads of what one guess leaves unexplained, beyond which it is ruled out in favour of another
-ROUNDS = 30  # of the amplitude's fit
+ROUNDS, SETTLED = 30, 1e-4  # of the amplitude's fit: at most so many, until it moves by no more of itself
 OWN, NEAREST, REPLICATES = 0, 1, slice(2, None)
 
 
@@ -54,6 +55,7 @@ class Projections:
         """Spreads that chance explains, of a spread estimated from so many prompts and replicates."""
         return max(SPREADS, float(-stdtrit(self.prompts * (self.errors[0].shape[0] - 2), TAIL / 2)))
 
+    @functools.cached_property
     def gram(self) -> torch.Tensor:
         """[G, G]: products of the changes."""
         return torch.stack([c @ c.T for c in self.changes]).sum(0)
@@ -87,18 +89,20 @@ class Projections:
         """The amplitude with the least sum of clipped errors left (Huber's estimate, by reweighting): a few values far
         off do not decide."""
         errors, change = torch.cat([e[OWN] for e in self.errors]), torch.cat(list(direction))
-        weight = torch.ones_like(errors)
+        amplitude, weighted = math.inf, change
         for _ in range(ROUNDS):
-            amplitude = (weight * change) @ errors / ((weight * change) @ change).clamp(min=1e-300)
-            left = (errors - amplitude * change).abs()
-            weight = torch.where(left > self.clip, self.clip / left, 1.0)
-        return float(amplitude)
+            before, amplitude = amplitude, float(weighted @ errors / (weighted @ change).clamp(min=1e-300))
+            if abs(amplitude - before) <= SETTLED * abs(amplitude):
+                break
+            left = torch.sub(errors, change, alpha=amplitude).abs_().clamp_(min=self.clip)
+            weighted = change * (self.clip / left)
+        return amplitude
 
     def direction(self, guess: int, *, without: int | None = None) -> list[torch.Tensor]:
         """The change of a guess, or the part of it that another guess cannot make."""
         if without is None:
             return [c[guess] for c in self.changes]
-        gram = self.gram()
+        gram = self.gram
         share = float(gram[guess, without] / gram[without, without].clamp(min=1e-300))
         return [c[guess] - share * c[without] for c in self.changes]
 
@@ -144,6 +148,6 @@ def ranked(found: Projections) -> list[Ranked]:
     known = sorted(((i, t) for i, t in told if t is not None), key=lambda p: -p[1].significance)
     if not known:
         return []
-    gram, first = found.gram(), known[0][0]
+    gram, first = found.gram, known[0][0]
     norms = gram.diagonal().clamp(min=1e-300).sqrt()
     return [Ranked(i, t, float(gram[i, first] / (norms[i] * norms[first]))) for i, t in known]

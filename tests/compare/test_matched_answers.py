@@ -61,7 +61,6 @@ def told(directory: Path, backend: type, **options: int | str) -> Measure:
     ("backend", "operators", "layer", "size"),
     [
         ("Routed", ("moe.combine", "moe.experts"), None, 0.01),
-        ("Softmax", ("mla.attention",), None, 0.05),
         ("SoftmaxOfOneLayer", ("mla.attention",), 1, 0.10),
         ("Theta", ("rope.apply",), None, 0.20),
     ],
