@@ -27,8 +27,16 @@ class _Step:
     values: dict[str, list[torch.Tensor]]
 
 
-def experts_law(here: Snapshot, config: ModelConfig) -> tuple[list[Measure], str]:
-    """(measures, what is missing in words): two measures per layer and phase, the worst of its steps."""
+def experts_law(here: Snapshot, config: ModelConfig, *, expert_ranks: int = 1) -> tuple[list[Measure], str]:
+    """(measures, what is missing in words): two measures per layer and phase, the worst of its steps.
+
+    Over several `expert_ranks` nothing is judged: what one rank dispatches is not what the router chose.
+    """
+    if expert_ranks > 1:
+        return [], (
+            f"the experts lie on {expert_ranks} ranks: that each pair is computed once is asked there of every run, by "
+            "the check move (moe.dispatch.once); how often the scaling is applied is not"
+        )
     found: dict[tuple[str, str, str], Measure] = {}
     layers = [layer for layer in range(len(config.layers)) if config.is_moe(layer)]
     for layer in layers:

@@ -23,6 +23,7 @@ from day0check.checks.evidence import EXTRA
 from day0check.checks.invariants.extra_runs import ExtraRun
 from day0check.compare.experts_law import experts_law
 from day0check.compare.lent_rows import LentRows
+from day0check.compare.merge import ranks_facts
 from day0check.compare.noise_book import FILE, NoiseBook
 from day0check.compare.run_comparison import Computed, RunComparison, file_name, write_comparison
 from day0check.compare.shadow import Shadow
@@ -182,7 +183,8 @@ def _with_law(job: Job, run: ExtraRun, here: Snapshot, found: RunComparison) -> 
 
     config = Checkpoint(job.model_dir).config
     if run.law == "experts":
-        measures, missing = experts_law(here, config)
+        layout = ranks_facts(here.directory.parent.parent).get("layout", {})  # of the case's judged run
+        measures, missing = experts_law(here, config, expert_ranks=layout.get("expert", 1))
     else:
         measures, missing = splice_law(here, config, run.requests)
     rows = found.rows + sum(m.rows for m in measures)
