@@ -7,12 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from day0check.backends.accelerated import Accelerated
 from day0check.compare import shadow as rules
 from day0check.compare.shadow import Shadow
-from day0check.probe.recorder import Recorder
+from day0check.probe.recorder import Observer, Recorder
 from day0check.probe.rows import RowMap
-from day0check.types import Request, Turn
+from day0check.types import Request, Schedule, ScheduleEvent, Turn
 from reference import cache
+from reference.presets import preset_dir
 
 PAGE, WIDTH, PAGES, SLOTS = 4, 6, 12, 4
 LAYER = "layers.03"
@@ -383,3 +385,43 @@ def test_long_reads_are_digested_in_turns(monkeypatch):
     for _ in range(3):
         m.read("a", 9, [3, 7, 1])
     assert m.end() == [("kv.write", rules.OVERWRITTEN)]
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-glm-5.3"])
+def test_the_engine_raises_no_alarm_and_a_page_written_over_does(model):
+    """Catches a false alarm about pooled index keys, hits, preemptions and the host tier as the engine does them, and
+    an engine whose memory is not followed at all."""
+    backend = Accelerated()
+    backend.load(str(preset_dir(model)), "bf16", "cpu", {})
+    prompts = {"a": range(60, 96), "b": (*range(60, 92), 7, 8, 9)}
+    requests = tuple(
+        Request(name, (Turn(tuple(tokens)),), max_new_tokens=3, arrive_step=12 * at)
+        for at, (name, tokens) in enumerate(prompts.items())
+    )
+    away = (ScheduleEvent(4, "offload", "a"), ScheduleEvent(16, "preempt", "b"))
+    schedule = Schedule(chunk=11, page=16, prefix_cache=True, host_pages=8, events=away)
+
+    def run(*breaks):
+        found = []
+        shadow = Shadow(found.append, requests)
+        with torch.no_grad():
+            backend.run(requests, schedule, Recorder([*breaks, shadow]))
+        shadow.end_case()
+        return found
+
+    class Scribble(Observer):
+        """Writes over the row of position 3 of the last written pool of index keys before request "b" reads it."""
+
+        pool = slot = None
+
+        def before(self, call):
+            if call.operator == "index.write" and self.slot is None:
+                self.pool, self.slot = call.args[0], int(call.kwargs["slots"][0])
+            if call.operator == "index.gather" and call.args[0] is self.pool and "b" in call.rows.requests:
+                self.pool.view(-1, self.pool.shape[2])[self.slot] += 1
+
+    healthy = run()
+    assert [(m.tap, m.message, m.not_judged) for m in healthy if not m.passed] == []
+    operators = {"index.gather", "kv.gather", "kv.offload", "kv.reload"}
+    assert operators <= {m.operator for m in healthy if m.rows}
+    assert {m.operator for m in run(Scribble()) if not m.passed} == {"index.write"}
