@@ -15,6 +15,7 @@ from day0check.accelerated.ops import TABLE, WEIGHTS
 from day0check.accelerated.server.engine_thread import EngineOptions, EngineThread
 from day0check.accelerated.server.http import HttpOptions, Service
 from day0check.accelerated.server.listening import ListenOptions, listening
+from day0check.accelerated.server.live import Live
 from day0check.accelerated.server.metrics import Metrics
 from day0check.probe.registry import Operators
 from reference.presets import preset_dir
@@ -25,12 +26,12 @@ WAIT_SECONDS = 60
 QUICK = "tiny-deepseek-v3.2"  # a third of the time of `tiny`, which has states and a vision tower too
 
 
-def make_engine(*registrations, model=QUICK, **options):
+def make_engine(*registrations, model=QUICK, live=Live, **options):
     operators = Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state"))
     operators.apply(registrations)
     given = {"page": 16, "max_batch": 8, "chunk": 48, "max_model_len": 448, "max_waiting": 32} | options
     options = EngineOptions(preset_dir(model), torch.float32, torch.device("cpu"), **given)
-    return EngineThread(options, operators, Metrics("tiny"))
+    return EngineThread(options, operators, Metrics("tiny"), live=live)
 
 
 def until(condition, what):

@@ -20,18 +20,6 @@ FP32 = ("--profile", "fp32")  # where rounding hides nothing
 SMALL = ("--max-batch", "16", "--pages", "60", "--max-model-len", "2048", "--prefix-cache", *FP32)
 WAIT_S = 300
 
-LOSES = '''
-from day0check.accelerated.server.live import Live
-
-
-class Forgetful(Live):
-    """The latest token of a request that gave way is another one when it is computed again."""
-
-    def _give_way(self, running, *, park, back):
-        super()._give_way(running, park=park, back=back)
-        running.tokens[-1] = 65
-'''
-
 
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[str]:
@@ -74,15 +62,3 @@ def test_preemption_is_forced_and_changes_nothing(tmp_path: Path) -> None:
     assert counted > 0
     assert all(row["exercised"] for row in paths.values()), paths
     assert f"{counted:.0f} preemptions" in paths["preemption"]["proof"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_server_that_resumes_wrongly_is_caught(tmp_path: Path) -> None:
-    """Would catch a surge that compares only requests whose memory nobody takes."""
-    (tmp_path / "loses.py").write_text(LOSES)
-    with serving(tmp_path, "--scheduler", f"{tmp_path / 'loses.py'}:Forgetful") as url:
-        verdict = asked(url, tmp_path / "run")
-    patterns = {f["evidence"]["pattern"] for f in verdict["findings"] if f["severity"] == "blocker"}
-    assert verdict["status"] == "not_ready"
-    assert patterns == {"surge"}, verdict["findings"]
