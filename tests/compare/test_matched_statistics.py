@@ -106,3 +106,11 @@ def test_limits_without_choices_come_from_rows_that_strayed():
     size = error_of_a_difference(oracle, replicates)
     assert given_up(oracle, oracle.argmax(-1), size).max() == 0
     assert torch.isinf(given_up(oracle, torch.full((64,), 50), size)).all()
+
+
+def test_a_parameter_beside_a_larger_error_of_another_kind_is_not_named():
+    """Catches an address taken from a part of the error, where most of it is something else."""
+    said = verdict(made(20.0, of=0, other=20.0), GUESSES)
+    assert said.ranked.told.significance > 6
+    assert said.ranked.told.unexplained > 2.5
+    assert not said.found
