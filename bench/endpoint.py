@@ -16,13 +16,15 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,11 @@ from day0check.load.records import Reply
 from day0check.load.traffic import Load, closed_loop
 
 PROMPT_TOKENS, OUTPUT_TOKENS, CONCURRENCY, REQUESTS, WARMUP = 128, 32, 4, 80, 8
-MORE_REQUESTS = 320  # of the larger of the two loads that give the cost of a token
+MORE_REQUESTS = {"ours": 1200, "vllm_bench": 1200, "guidellm": 320}  # of the larger load that gives a token's cost
 MOST_SPREAD = 2.0  # of that tool against itself: beyond it the machine is too busy to compare anything
 NAMES = ("ttft_p50_ms", "tpot_p50_ms", "output_tokens_per_s")
 Figures = dict[str, float]
+Made = tuple[Figures, float]  # with the processor seconds of the run
 
 # ------------------------------------------------------------------------------------------------------------ ours
 
@@ -90,7 +93,7 @@ def by_their_definitions(load: Load) -> Figures:
     }
 
 
-def run_ours(url: str, requests: int, seed: int) -> tuple[Figures, float]:
+def run_ours(targets: Path, url: str, requests: int, seed: int) -> Made:
     """(figures, processor seconds of the whole process)."""
     command = [sys.executable, "-m", "bench.endpoint", "--only-ours", "--url", url]
     text, cpu_s = _run([*command, "--requests", str(requests), "--seed", str(seed)])
@@ -100,7 +103,7 @@ def run_ours(url: str, requests: int, seed: int) -> tuple[Figures, float]:
 # ---------------------------------------------------------------------------------------------------------- theirs
 
 
-def run_vllm(targets: Path, url: str, requests: int, seed: int) -> tuple[Figures, float]:
+def run_vllm(targets: Path, url: str, requests: int, seed: int) -> Made:
     """`vllm bench serve` with the same load."""
     programs = targets / "vllm" / "bin"
     with tempfile.TemporaryDirectory() as folder:
@@ -125,7 +128,7 @@ def run_vllm(targets: Path, url: str, requests: int, seed: int) -> tuple[Figures
     }, cpu_s
 
 
-def run_guidellm(targets: Path, url: str, requests: int, seed: int) -> tuple[Figures, float]:
+def run_guidellm(targets: Path, url: str, requests: int, seed: int) -> Made:
     """GuideLLM with the same load; only its cost is used, its definitions are others."""
     tokenizer = targets / "models" / "qwen3"
     command = [
@@ -159,22 +162,58 @@ def compared(theirs: Sequence[Figures], mine: Sequence[Figures]) -> dict[str, An
     table: dict[str, Any] = {}
     for name in NAMES:
         them, us = [f[name] for f in theirs], [f[name] for f in mine]
-        ratio = statistics.median(us) / statistics.median(them)
-        spread = max(them) / min(them)
+        # what takes no time at all (answers that came in one piece) has no ratio
+        ratio = statistics.median(us) / statistics.median(them) if statistics.median(them) > 0 else math.inf
+        spread = max(them) / min(them) if min(them) > 0 else math.inf
         table[name] = {
             "vllm_bench": [round(v, 3) for v in them],
             "ours": [round(v, 3) for v in us],
-            "ratio": round(ratio, 4),
-            "own_spread": round(spread, 4),
+            "ratio": round(ratio, 4) if math.isfinite(ratio) else None,
+            "own_spread": round(spread, 4) if math.isfinite(spread) else None,
             "agrees": 1 / spread <= ratio <= spread if spread <= MOST_SPREAD else None,
         }
     return table
 
 
-def cost_us(run: Callable[[int, int], tuple[Figures, float]], seed: int) -> float:
-    """Processor microseconds of a streamed token: the difference of two loads, so that start-up is not in it."""
-    (small, small_s), (large, large_s) = run(REQUESTS, seed), run(MORE_REQUESTS, seed + 1)
-    return (large_s - small_s) * 1e6 / (large["tokens"] - small["tokens"])
+def cost_us(small: Sequence[Made], large: Made) -> tuple[float, float]:
+    """(processor microseconds of a streamed token, how far they may be off): from the difference of two loads, so that
+    start-up is not in it. `small`: several runs of the smaller load; their spread is what is not known."""
+    seconds = [cpu_s for _, cpu_s in small]
+    tokens = large[0]["tokens"] - small[0][0]["tokens"]
+    spread = (max(seconds) - min(seconds)) / 2 if len(seconds) > 1 else 0.0
+    return (large[1] - statistics.median(seconds)) * 1e6 / tokens, spread * 1e6 / tokens
+
+
+# ------------------------------------------------------------------------------------------------------------ runs
+
+
+@dataclass
+class Runs:
+    """Runs of the three clients on one server; what `file` holds already is not made again."""
+
+    targets: Path
+    url: str
+    file: Path | None = None
+    _made: dict[str, Made] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lines = self.file.read_text(encoding="utf-8").splitlines() if self.file and self.file.is_file() else ()
+        for row in map(json.loads, lines):
+            if row["url"] == self.url:
+                self._made[row["key"]] = (row["figures"], row["cpu_s"])
+
+    def made(self, client: str, requests: int, seed: int) -> Made:
+        """(figures, processor seconds) of one load."""
+        key = f"{client} {requests} {seed}"
+        if key not in self._made:
+            run = {"ours": run_ours, "vllm_bench": run_vllm, "guidellm": run_guidellm}[client]
+            self._made[key] = figures, cpu_s = run(self.targets, self.url, requests, seed)
+            print(f"{key}: {figures}, {cpu_s:.2f} s of processor", file=sys.stderr, flush=True)
+            if self.file is not None:
+                row = {"url": self.url, "key": key, "figures": figures, "cpu_s": cpu_s}
+                with self.file.open("a", encoding="utf-8") as out:
+                    out.write(json.dumps(row) + "\n")
+        return self._made[key]
 
 
 def main(arguments: list[str]) -> int:
@@ -182,9 +221,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--url", help="where vLLM runs; else --start")
     parser.add_argument("--start", action="store_true", help="start vLLM of tiny qwen3, and stop it")
     parser.add_argument("--targets", type=Path, default=Path(".targets"))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument(
+        "--state", type=Path, help="where runs are kept: a run that was stopped goes on with the same --url"
+    )
     parser.add_argument("--guidellm", action="store_true", help="measure its cost, too")
     parser.add_argument("--only-ours", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -220,26 +262,29 @@ def started(targets: Path) -> Iterator[str]:
 
 def compare(given: argparse.Namespace, targets: Path, url: str) -> int:
     """Both tools in turns, then what a token costs each; prints the table."""
-    theirs, mine = [], []
+    runs, kept = Runs(targets, url, given.state), {"vllm_bench": [], "ours": []}
     for number in range(given.rounds):
-        turn = [
-            (theirs, lambda s: run_vllm(targets, url, given.requests, s)),
-            (mine, lambda s: run_ours(url, given.requests, s)),
-        ]
-        for place, (kept, run) in enumerate(turn if number % 2 == 0 else turn[::-1]):
-            kept.append(run(given.seed + 10 * number + place)[0])
-    table: dict[str, Any] = {"figures": compared(theirs, mine), "load_average": os.getloadavg()[0]}
-    costs = {
-        "ours": cost_us(lambda n, s: run_ours(url, n, s), 100),
-        "vllm_bench": cost_us(lambda n, s: run_vllm(targets, url, n, s), 200),
-    }
+        turn = tuple(kept) if number % 2 == 0 else tuple(kept)[::-1]
+        for place, client in enumerate(turn):
+            kept[client].append(runs.made(client, given.requests, given.seed + 10 * number + place))
+    figures = compared(*([made for made, _ in kept[client]] for client in kept))
+    costs = {c: cost_us(kept[c], runs.made(c, MORE_REQUESTS[c], 100 + n)) for n, c in enumerate(kept)}
     if given.guidellm:
-        costs["guidellm"] = cost_us(lambda n, s: run_guidellm(targets, url, n, s), 300)
-    table["cpu_us_per_token"] = {name: round(value, 1) for name, value in costs.items()}
-    cheap = all(costs["ours"] <= 0.5 * value for name, value in costs.items() if name != "ours")
-    verdicts = [row["agrees"] for row in table["figures"].values()]
+        small = runs.made("guidellm", given.requests, 200)
+        costs["guidellm"] = cost_us([small], runs.made("guidellm", MORE_REQUESTS["guidellm"], 201))
+    ours = costs["ours"][0]
+    cheap = all(ours <= 0.5 * cost for name, (cost, _) in costs.items() if name != "ours")
+    verdicts = [row["agrees"] for row in figures.values()]
     agrees = False if False in verdicts else None if None in verdicts else True
-    print(json.dumps(table | {"agrees": agrees, "at_most_half_the_cost": cheap}, indent=1))
+    table = {
+        "figures": figures,
+        "cpu_us_per_token": {name: round(cost, 1) for name, (cost, _) in costs.items()},
+        "cpu_us_not_known": {name: round(off, 1) for name, (_, off) in costs.items()},
+        "load_average": round(os.getloadavg()[0], 1),
+        "agrees": agrees,
+        "at_most_half_the_cost": cheap,
+    }
+    print(json.dumps(table, indent=1))
     return 0 if agrees and cheap else 1
 
 
