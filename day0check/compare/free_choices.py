@@ -22,9 +22,10 @@ FACTOR = 2.0  # between the furthest of all rows of all replicates and the limit
 
 
 def shows_no_choice(snapshot: Snapshot) -> bool:
-    """Whether a candidate shows results, and no choice that a pass could follow."""
+    """Whether a candidate shows results, and no choice that a pass could follow. One whose calls were replayed shows
+    every choice that its model makes."""
     operators = {split_tap(tap)[1] for tap in snapshot.taps()}
-    return bool(operators) and not operators & set(CHOOSING)
+    return bool(operators) and not operators & set(CHOOSING) and not snapshot.measures
 
 
 @dataclass

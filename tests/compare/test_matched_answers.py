@@ -130,6 +130,9 @@ def test_the_worker_asks_the_filter_of_a_black_box(tmp_path):
     (measure,) = _matched(job, case, snapshot)
     assert measure.failing == "matched"
     snapshot.measures = (measure,)
+    assert not shows_logits_alone(
+        snapshot
+    )  # a model without choices, whose calls were replayed, keeps the net's limits
     assert _matched(job, case, snapshot) == []
 
 
