@@ -178,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     ask.add_argument("--chunk", type=int, default=2048)
     ask.add_argument("--context", type=int, default=1 << 20, help="positions behind which the last step decodes")
     ask.add_argument("--profile", choices=tuple(DTYPES), default="bf16")
-    ask.add_argument("--threads", type=int, default=2)
+    ask.add_argument("--threads", type=int, default=1, help="more of them burn time waiting where others work, too")
     ask.add_argument("--device", default="cpu")
     given = ask.parse_args(argv)
     torch.set_num_threads(given.threads)
