@@ -1,11 +1,13 @@
-"""The parameter in which an endpoint's answers look wrong becomes a finding with its figures."""
+"""What the matched filter says of a black box reaches the verdict: a finding with its figures, or what stays hidden."""
 
 from dataclasses import replace
 
+from day0check.checks import logits
 from day0check.checks.endpoint import oracle
+from day0check.checks.evidence import Evidence
 from day0check.compare.wire import Followed
 from day0check.load.observed import Observed
-from day0check.types import Measure
+from day0check.types import Measure, RunCase
 
 ROW = Followed("follow/0", 24, {"given_up": 0.0}, {"given_up": 1.0}, 0)
 TOLD = Measure(
@@ -38,3 +40,13 @@ def test_what_answers_show_together_fails_where_each_passes():
     assert (finding.value, finding.limit) == (9.0, 6.0)
     assert finding.evidence["statistics"]["amplitude_low"] == 0.08
     assert "10% too large" in finding.message
+
+
+def test_what_logits_do_not_show_is_said_where_they_pass():
+    """Catches a black box that is called right without a word on what its prompts could not have shown."""
+    told = replace(
+        TOLD, tap="head.logits.matched", operator="head.logits", passed=True, message="no parameter explains it"
+    )
+    evidence = Evidence(RunCase("text/x", ()), None, "bf16", {"status": "finished"}, net=(told,))
+    assert logits.judge(evidence).outcome.summary.endswith("no parameter explains it")
+    assert "explains" not in logits.judge(replace(evidence, net=(replace(told, tap="head.logits"),))).outcome.summary
