@@ -14,7 +14,8 @@ from typing import Any
 
 from day0check.load import asks
 from day0check.load.asks import Dialect
-from day0check.load.prompts import canary, unique
+from day0check.load.prompts import MULTIBYTE, canary, unique
+from day0check.load.records import Exchange
 from day0check.load.scenario import FAULTY, Asker, GivenUp, settled
 
 FEWEST_FOR_SURGE = 8  # requests at once; fewer cannot fill a cache
@@ -23,6 +24,7 @@ SURGE_ROUNDS, MOST_GROWTH, MOST_AT_ONCE = 3, 6.0, 64
 MOST_COMPARED = 16  # requests of a surge that are asked alone, too
 SURGE_S = 60.0  # a round that would take longer is not made
 OVERFULL = 1.3  # of the cache, so that it is short for sure
+LEFT_TOKENS = 1024  # of an answer whose client leaves
 SPARE_TOKENS = 64  # of a context: what a chat template may put around a prompt
 
 
@@ -170,22 +172,30 @@ def grown(size: Size, peak: dict[str, float], *, seconds: float, left_s: float) 
 
 
 async def _cancel(asker: Asker, bodies: list[dict[str, Any]]) -> None:
-    """Clients that leave inside an answer, together, twice; then the same prompts must be answered as before.
+    """Clients that leave inside a long answer, together, twice; then the same prompts must be answered as before.
 
-    Twice, since what an endpoint keeps on purpose (prefixes of prompts) it keeps once, and a leak grows."""
+    Twice, since what an endpoint keeps on purpose (prefixes of prompts) it keeps once, and a leak grows. Long, since
+    an endpoint that goes on after its client has left is known by the time for which it is not there for others. One
+    prompt calls for characters of several bytes: while one is not whole nothing is sent, and some look only then."""
     usage: float | None = None
+    leaving = [*bodies[:3], asks.ask(asker.dialect, MULTIBYTE[0], max_tokens=asker.wish.tokens)]
+    tokens = max(2 * asker.wish.tokens, LEFT_TOKENS if asker.context is None else min(LEFT_TOKENS, asker.context // 3))
     await asker.count("before_cancel")
     for again in range(2):
-        jobs = {
-            f"cancel/{again}{j}": body | {"stream": True, "max_tokens": 2 * asker.wish.tokens}
-            for j, body in enumerate(bodies[:4])
-        }
-        left = await asyncio.gather(
-            *(asker.client.ask(label, asker.dialect.path, body, cut_after=3) for label, body in jobs.items())
-        )
+        left = await _leave(asker, again, leaving, tokens)
+        if all(e.refused for e in left):  # a context that has no room for so long an answer, and does not say so
+            left = await _leave(asker, again, leaving, tokens := 2 * asker.wish.tokens)
         asker.exchanges += left
         counters = await settled(asker, f"after_cancel/{again}", usage)
         usage = counters.values.get("kv_usage")
     after = [await asker(f"after_cancel/{i}", body) for i, body in enumerate(bodies[:2])]
     if all(e.reply.fault in FAULTY for e in after):
         raise GivenUp(f"no request is answered since clients left ({after[0].reply.fault})")
+
+
+async def _leave(asker: Asker, again: int, bodies: list[dict[str, Any]], tokens: int) -> list[Exchange]:
+    """Asks for `tokens` of each answer, streamed, and closes each connection after a few chunks."""
+    more = {"stream": True, "max_tokens": tokens}
+    jobs = {f"cancel/{again}{j}": body | more for j, body in enumerate(bodies)}
+    asked = (asker.client.ask(label, asker.dialect.path, body, cut_after=3) for label, body in jobs.items())
+    return list(await asyncio.gather(*asked))
