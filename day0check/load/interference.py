@@ -178,7 +178,8 @@ async def _cancel(asker: Asker, bodies: list[dict[str, Any]]) -> None:
     an endpoint that goes on after its client has left is known by the time for which it is not there for others. One
     prompt calls for characters of several bytes: while one is not whole nothing is sent, and some look only then."""
     usage: float | None = None
-    leaving = [*bodies[:3], asks.ask(asker.dialect, MULTIBYTE[0], max_tokens=asker.wish.tokens)]
+    plain = Dialect(asker.dialect.api, asker.dialect.model)  # with log-probabilities each token is sent at once
+    leaving = [*bodies[:3], asks.ask(plain, MULTIBYTE[0], max_tokens=asker.wish.tokens)]
     tokens = max(2 * asker.wish.tokens, LEFT_TOKENS if asker.context is None else min(LEFT_TOKENS, asker.context // 3))
     await asker.count("before_cancel")
     for again in range(2):
@@ -188,6 +189,7 @@ async def _cancel(asker: Asker, bodies: list[dict[str, Any]]) -> None:
         asker.exchanges += left
         counters = await settled(asker, f"after_cancel/{again}", usage)
         usage = counters.values.get("kv_usage")
+    asker.exchanges += await _leave(asker, 2, leaving[-1:], tokens)  # alone: a neighbour may end what nobody reads
     after = [await asker(f"after_cancel/{i}", body) for i, body in enumerate(bodies[:2])]
     if all(e.reply.fault in FAULTY for e in after):
         raise GivenUp(f"no request is answered since clients left ({after[0].reply.fault})")
