@@ -91,10 +91,9 @@ def test_long_prompts_come_while_answers_are_on_their_way() -> None:
     found = by_name(observed)
     assert found["long prompts into running answers"][0], found
     assert found["requests together"][0], found
-    assert found["clients that leave"] == (
-        True,
-        "8 left in the middle of an answer; its counters: nothing runs or waits afterwards",
-    )
+    left, proof = found["clients that leave"]
+    assert left
+    assert proof.endswith("left in the middle of an answer; its counters: nothing runs or waits afterwards")
     assert found["canaries between requests"][0], found
     assert not found["warm prefix"][0]
     streams = [e for key, e in observed.under("together").items() if key.startswith("1/")]
