@@ -15,7 +15,8 @@ from day0check.types import Request, Schedule, Turn
 
 
 class Compiled(Accelerated):
-    """As `Accelerated`. Operators are compiled while the model is loaded, by runs over two lengths and two batches."""
+    """As `Accelerated`. Operators are compiled while the model is loaded, by runs over lengths on one page and
+    on two, and two batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,6 +27,6 @@ class Compiled(Accelerated):
         check_compiler(find_device(device))
         super().load(model_dir, profile, device, layout)
         with torch.no_grad():
-            for lengths in ((5,), (9,), (7, 12)):
+            for lengths in ((5,), (9,), (7, 12), (70,)):
                 requests = tuple(Request(f"warm-up/{n}", (Turn(tuple(range(n))),), max_new_tokens=3) for n in lengths)
                 self.run(requests, Schedule(), Recorder())
