@@ -67,8 +67,8 @@ def _finding(severity: Severity, message: str, pattern: str, forms: dict[str, st
 
 
 def worst_misfits(evidence: Sequence[Evidence]) -> dict[str, dict[str, float]]:
-    """Of every operator judged: each tighter form that was tried, and 1 where some judgement did not fit it. States that
-    the engine narrowed where it stored them fit no tighter form, however the operator itself returned them."""
+    """Of every operator judged: each tighter form that was tried, and 1 where some judgement did not fit it. States
+    that the engine narrowed where it stored them fit no tighter form, however the operator itself returned them."""
     found: dict[str, dict[str, float]] = {}
     for measure in (m for e in evidence for m in e.measures if m.kind == "compute" and not m.not_judged):
         forms = found.setdefault(measure.operator, {})

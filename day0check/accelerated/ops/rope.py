@@ -66,6 +66,7 @@ def rope_apply(
 
 _latest: dict[tuple[object, ...], tuple[weakref.ref[Tensor], int, tuple[Tensor, Tensor]]] = {}
 KEPT = 4  # kinds of rotation that a model has, more or less
+KEPT_ROWS = 64  # rows of a decode step; tables of a prompt would be memory that grows with its length
 
 
 def _turns(
@@ -76,8 +77,8 @@ def _turns(
     sections: tuple[int, int, int] | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [rows, 1, pairs] of every angle, in `dtype`. The layers of a step ask with the same positions:
-    the answer is kept until others come or their values change."""
+    """Cosine and sine [rows, 1, pairs] of every angle, in `dtype`. The layers of a decode step ask with the same
+    positions: the answer is kept until others come or their values change."""
     kind = (pairs, theta, yarn, sections, dtype)
     known = _latest.get(kind)
     if known is not None and known[0]() is positions and known[1] == positions._version:
@@ -88,6 +89,8 @@ def _turns(
         turns = torch.cat([turns[..., axis].expand(-1, count) for axis, count in enumerate(sections)], 1)
     angle = turns * inverse  # [rows, pairs]
     cos, sin = (f(angle).mul(amplitude(yarn)).to(dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
+    if len(positions) > KEPT_ROWS:
+        return cos, sin
     while len(_latest) >= KEPT:
         _latest.pop(next(iter(_latest)), None)
     _latest[kind] = (weakref.ref(positions), positions._version, (cos, sin))
