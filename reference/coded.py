@@ -26,7 +26,7 @@ class Described(Protocol):
     shape: tuple[int, ...]
 
 
-Entry = TypeVar("Entry", bound=Any)
+Entry = TypeVar("Entry", bound=Any)  # a dataclass that is `Described`
 
 
 def with_int4(entries: Mapping[str, Entry], *, weights: Collection[str]) -> dict[str, Entry]:

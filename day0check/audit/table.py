@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from day0check.audit.draft import is_draft_copy
 from day0check.audit.fault import Fault
-from reference.coded import BLOCK_FP8, INT4, beside, scales_due, with_int4
+from reference.coded import BLOCK_FP8, GROUP_SCALES, INT4, PACKED, SCALES, beside, scales_due, with_int4
 from reference.inventory import Inventory, declared_draft_layers, declared_quantisation
 from reference.names import stored_name
 from reference.packing import packed_parts, part_shapes
@@ -98,9 +98,9 @@ def _form(found: Lying, stored: Stored, scales: Lying | None, name: str, declare
 
 def _coded(found: Lying, scales: Lying | None) -> Iterator[Fault]:
     at = f"{found.stored} in {found.file}"
-    kind, end = ("INT4", "_scale") if found.dtype == INT4 else ("FP8", "_scale_inv")
+    kind, end = ("INT4", GROUP_SCALES) if found.dtype == INT4 else ("FP8", SCALES)
     if scales is None:
-        beside_it = f"{found.stored.removesuffix('_packed')}{end}"
+        beside_it = f"{found.stored.removesuffix(PACKED)}{end}"
         what = f"{at} holds {kind} codes and there is no {beside_it}: the codes alone are other weights"
         yield Fault("codes without scales", found.stored, what, (found.file,))
         return

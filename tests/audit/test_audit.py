@@ -2,12 +2,12 @@
 
 import copy
 import json
-import shutil
 import struct
 import time
 
 import pytest
 import torch
+from edited_checkpoint import PACKED, PREFIX, SCALE, Edited, only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -15,72 +15,14 @@ from safetensors.torch import load_file, save_file
 from day0check.audit import audit, inspect
 from day0check.audit.exempt import _rule
 from day0check.errors import InputError
-from reference.presets import preset, preset_dir, preset_names
+from reference.presets import preset_dir, preset_names
 from reference.published import published
 from reference.weights import INDEX, SINGLE
-
-PREFIX = "language_model.model."
-SCALE = f"{PREFIX}layers.1.block_sparse_moe.experts.2.w1.weight_scale"
-PACKED = f"{PREFIX}layers.1.block_sparse_moe.experts.2.w3.weight_packed"
-
-
-class Edited:
-    """A copy of a preset whose shards, index and configuration can be changed."""
-
-    def __init__(self, name, directory):
-        self.directory = shutil.copytree(preset_dir(name), directory)
-        self.index = json.loads((self.directory / INDEX).read_text())["weight_map"]
-
-    def write_index(self):
-        (self.directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": self.index}))
-
-    def config(self, change):
-        file = self.directory / "config.json"
-        data = json.loads(file.read_text())
-        change(data)
-        file.write_text(json.dumps(data))
-
-    def shard(self, file, change):
-        tensors = load_file(self.directory / file)
-        change(tensors)
-        save_file(tensors, self.directory / file)
-
-    def put(self, name, tensor, *, listed=True):
-        """Stores `tensor` where the index has it, or in the first shard; `listed`: and in the index."""
-        file = self.index.get(name, min(self.index.values()))
-        self.shard(file, lambda t: t.update({name: tensor}))
-        if listed:
-            self.index[name] = file
-            self.write_index()
-        return file
-
-    def drop(self, name):
-        self.shard(self.index.pop(name), lambda t: t.pop(name))
-        self.write_index()
-
-    def read(self, name):
-        return load_file(self.directory / self.index[name])[name]
 
 
 @pytest.fixture
 def tiny(tmp_path):
     return Edited("tiny", tmp_path / "tiny")
-
-
-def only(findings, pattern, *words, severity="blocker", count=1):
-    """There is one finding, of this pattern and severity, with all the words in its message."""
-    assert [f.evidence["pattern"] for f in findings] == [pattern], [f.message for f in findings]
-    (finding,) = findings
-    assert (finding.severity, finding.evidence["count"]) == (severity, count), finding.message
-    assert (finding.check, finding.operator, finding.phase, finding.stack_layer) == (
-        "weights",
-        "weights.read",
-        "load",
-        "model",
-    )
-    for word in words:
-        assert word in finding.message, finding.message
-    return finding
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -259,73 +201,6 @@ def test_scale_255(tiny):
     scales[3, 1] = scales[5, 0] = 254
     tiny.put(SCALE, scales)
     assert audit(tiny.directory) == ()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
-def test_block_scales_that_are_no_scale(tmp_path, value):
-    """Catches a block FP8 scale with which a block of weights is NaN, infinite, gone or mirrored."""
-    edited = Edited("tiny-deepseek-v3.2-fp8", tmp_path / "m")
-    name = "model.layers.0.mlp.gate_proj.weight_scale_inv"
-    scales = edited.read(name)
-    scales[1, 0] = value
-    edited.put(name, scales)
-    only(audit(edited.directory), "scale is no number", name, "[1, 0]")
-
-
-def test_fp8_codes_and_their_scales(tmp_path):
-    """Catches codes without scales, and scales for blocks of another size."""
-    edited = Edited("tiny-deepseek-v3.2-fp8", tmp_path / "m")
-    name = "model.layers.0.mlp.gate_proj.weight"
-    edited.put(f"{name}_scale_inv", torch.ones(4, 2))
-    only(audit(edited.directory), "scales do not cover", f"{name}_scale_inv", "[4, 2]", "[2, 1]")
-    edited.drop(f"{name}_scale_inv")
-    only(audit(edited.directory), "codes without scales", name)
-
-
-def test_int4_codes_and_what_lies_beside_them(tmp_path):
-    """Catches INT4 words without scales, with scales of other groups or none at all, and a shape that they do not hold;
-    each is told once, and by the names of both tensors."""
-    edited = Edited("tiny-kimi-k2.5-int4", tmp_path / "m")
-    name = f"{PREFIX}layers.2.mlp.experts.5.down_proj.weight"
-    scales, shape = edited.read(f"{name}_scale"), edited.read(f"{name}_shape")
-    edited.put(f"{name}_shape", shape.flip(0))
-    only(audit(edited.directory), "packed width", f"{name}_shape", "[64, 128]", "[128, 64]")
-    edited.drop(f"{name}_shape")  # says nothing that the words do not say
-    assert audit(edited.directory) == ()
-    edited.put(f"{name}_scale", scales[:, :1].contiguous())
-    only(audit(edited.directory), "scales do not cover", f"{name}_scale", f"{name}_packed", "[128, 1]", "[128, 2]")
-    edited.put(f"{name}_scale", scales.index_fill(1, torch.tensor([1]), float("nan")))
-    only(audit(edited.directory), "scale is no number", f"{name}_scale", "[0, 1]", "128 of 256")
-    edited.drop(f"{name}_scale")
-    only(audit(edited.directory), "codes without scales", f"{name}_packed", f"{name}_scale")
-
-
-def test_int4_words_where_mxfp4_bytes_are_due(tiny):
-    """Catches words taken for a plain weight although the configuration asks for packed bytes."""
-    tiny.put(PACKED, tiny.read(PACKED).view(torch.int32))
-    patterns = {f.evidence["pattern"] for f in audit(tiny.directory)}
-    assert "dtype" in patterns
-
-
-def test_quantisation_declared_against_present(tmp_path):
-    """Catches a declaration that does not fit the files, in each direction, told once and not once per tensor."""
-    undeclared = Edited("tiny-deepseek-v3.2-fp8", tmp_path / "a")
-    undeclared.config(lambda c: c.pop("quantization_config"))
-    only(audit(undeclared.directory), "quantised, undeclared", "block-fp8")
-    declared = Edited("tiny-deepseek-v3.2", tmp_path / "b")
-    quantised = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
-    declared.config(lambda c: c.update(quantization_config=quantised))
-    only(audit(declared.directory), "declared, not quantised", "block-fp8")
-    words = Edited("tiny-kimi-k2.5-int4", tmp_path / "d")
-    words.config(lambda c: c["text_config"].pop("quantization_config"))
-    only(audit(words.directory), "quantised, undeclared", "int4")
-    plain = Edited("tiny-kimi-k2.5", tmp_path / "e")
-    quantised = preset("tiny-kimi-k2.5-int4").json_files["config.json"]["text_config"]["quantization_config"]
-    plain.config(lambda c: c["text_config"].update(quantization_config=quantised | {"ignore": []}))
-    only(audit(plain.directory), "declared, not quantised", "int4")
-    packed = Edited("tiny", tmp_path / "c")
-    packed.config(lambda c: c["text_config"].pop("quantization_config"))
-    only(audit(packed.directory), "quantised, undeclared", "mxfp4")
 
 
 def test_lists_of_what_is_not_quantised(tmp_path):

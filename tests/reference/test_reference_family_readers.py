@@ -127,3 +127,16 @@ def test_two_names_of_one_tensor_are_refused(tmp_path):
         Checkpoint(tmp_path)
     assert "model.layers.1.mlp.gate.weight" in str(caught.value)
     assert f"model.{gate}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("group_size", 128), ("num_bits", 8), ("symmetric", False), ("strategy", "channel"), ("type", "float")],
+)
+def test_int4_of_another_form_is_refused(key, value):
+    """Catches a declaration of codes that would be decoded as something else: other groups, widths or zero points."""
+    files = copy.deepcopy(preset("tiny-kimi-k2.5-int4").json_files["config.json"])
+    read_config(files)
+    files["text_config"]["quantization_config"]["config_groups"]["group_0"]["weights"][key] = value
+    with pytest.raises(CheckpointError, match="pack-quantized"):
+        read_config(files)
