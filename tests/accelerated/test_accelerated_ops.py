@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from day0check.accelerated.ops import FORMS, TABLE
+from day0check.accelerated.ops import FORMS, TABLE, rope
 from day0check.contracts import CONTRACTS
 
 FEW = settings(max_examples=25, deadline=None)
@@ -382,3 +382,13 @@ def test_rope_depends_on_distance_alone(layout):
     rotated = turned(unit, 1)
     assert rotated[pair[0]] == pytest.approx(0.5403, abs=1e-3)
     assert rotated[pair[1]] == pytest.approx(0.8415, abs=1e-3)
+
+
+def test_tables_of_the_rotation_are_kept_for_a_decode_step_alone():
+    """Catches tables of a whole prompt that stay alive behind the step: memory that grows with the prompt."""
+    rope._latest.clear()
+    for rows, kept in ((2048, 0), (rope.KEPT_ROWS, 1)):
+        positions = torch.arange(rows)
+        rope.rope_apply(torch.ones(rows, 1, 16), positions=positions, theta=1e4, layout="half")
+        assert len(rope._latest) == kept
+    rope._latest.clear()

@@ -159,6 +159,7 @@ def test_a_prompt_alone_is_scored_only_against_keys_that_it_sees(backend, monkey
     monkeypatch.setattr(indexer, "CAUSAL_ROWS", 1 << 20)
     picked = run(backend, max_batch=1).picked
     assert picked.keys() == together.picked.keys()
-    # products of another shape round elsewhere, and now and then a near tie behind them falls otherwise
     otherwise = [row for row, keys in picked.items() if keys != together.picked[row]]
-    assert len(otherwise) <= len(picked) / 100, otherwise
+    first = min(tap for tap, *_ in picked)
+    assert not [row for row in otherwise if row[0] == first]  # it receives the same rows both times
+    assert len(otherwise) <= len(picked) / 100, otherwise  # behind it, a rounding may turn a near tie
