@@ -34,9 +34,37 @@ def attention(
     -> [rows, H, dv] in q's dtype; zeros for a row that sees no key. Keys that a row does not see never reach it, NaN
     included. The points: s = scaled scores, p = the normalised softmax, out.
     """
+    y, _ = _attended(q, keys, values, owner, visible, scale, round)
+    return round("out", y).to(q.dtype)
+
+
+def partial_attention(
+    q: Tensor,
+    *,
+    keys: Tensor,
+    values: Tensor,
+    owner: Tensor,
+    visible: Tensor,
+    scale: float,
+    round: Round = exact,
+) -> tuple[Tensor, Tensor]:
+    """`attention` over a part of the keys, and what `merge_partial` needs to join it with other parts.
+
+    Arguments as there -> (y [rows, H, dv] in q's dtype, lse [rows, H] at least float32): lse is the natural logarithm
+    of the sum of exp(scale q k) over the keys seen, -inf for a row that sees none.
+    """
+    y, lse = _attended(q, keys, values, owner, visible, scale, round)
+    return round("out", y).to(q.dtype), lse
+
+
+def _attended(
+    q: Tensor, keys: Tensor, values: Tensor, owner: Tensor, visible: Tensor, scale: float, round: Round
+) -> tuple[Tensor, Tensor]:
+    """(softmax(scale q k^T) v before its last rounding, logarithm [rows, H] of the softmax's denominator)."""
     wide_q, wide_k, wide_v = wide(q, keys, values)
     heads, seen = q.shape[1], visible.clamp(0, keys.shape[1])
     y = wide_q.new_zeros(q.shape[0], heads, values.shape[-1])
+    lse = wide_q.new_full((q.shape[0], heads), -torch.inf)
     per_key = max(heads, keys.shape[2] * (keys.shape[3] + values.shape[3]))
     for rows, request in _row_blocks(owner, elements=keys.shape[1] * per_key):
         n = int(seen[rows].max())
@@ -45,14 +73,14 @@ def attention(
         k, v = wide_k[at, :n], wide_v[at, :n]
         if request is None:  # keys of its own for every row
             k, v = (t.masked_fill(~mask[:, :, None, None], 0) for t in (k, v))
-            s = torch.einsum("rhd,rnhd->rhn", wide_q[rows], k)
-            p = _probabilities(round("s", scale * s), mask, round)
-            y[rows] = torch.einsum("rhn,rnhv->rhv", p, v)
+            s = round("s", scale * torch.einsum("rhd,rnhd->rhn", wide_q[rows], k))
+            y[rows] = torch.einsum("rhn,rnhv->rhv", _probabilities(s, mask, round), v)
         else:
-            s = torch.einsum("rhd,nhd->rhn", wide_q[rows], k)
-            p = _probabilities(round("s", scale * s), mask, round)
-            y[rows] = _weighted(p, v, mask)
-    return round("out", y).to(q.dtype)
+            s = round("s", scale * torch.einsum("rhd,nhd->rhn", wide_q[rows], k))
+            y[rows] = _weighted(_probabilities(s, mask, round), v, mask)
+        if n:
+            lse[rows] = torch.logsumexp(s.masked_fill(~mask[:, None, :], -torch.inf), dim=-1)
+    return y, lse
 
 
 def _row_blocks(owner: Tensor, *, elements: int) -> Iterator[tuple[Tensor, int | None]]:

@@ -53,6 +53,11 @@ def gather(pool: Tensor, *, table: Tensor, owner: Tensor, indices: Tensor) -> Te
     return y.masked_fill(at[..., None] < 0, 0).view(pool.dtype)
 
 
+def gather_chunk(pool: Tensor, *, table: Tensor, owner: Tensor, indices: Tensor, out: Tensor | None = None) -> Tensor:
+    """`gather` of a chunk of each request's prefix, as the rows must lie in the workspace `out` afterwards."""
+    return gather(pool, table=table, owner=owner, indices=indices)
+
+
 def state_load(pool: Tensor, *, slots: Tensor) -> Tensor:
     """State of each request from pool [slots, ...] at slots int64 [batch]; slot -1 gives a fresh (zero) state."""
     y = _bytes(pool)[slots.clamp(min=0)]

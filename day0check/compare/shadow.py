@@ -23,7 +23,7 @@ from day0check.probe.rows import PADDING
 from day0check.types import Measure, Request
 
 WRITES = {"kv.write": "kv", "index.write": "index"}
-READS = {"kv.gather": "kv", "index.gather": "index"}
+READS = {"kv.gather": "kv", "prefix.gather": "kv", "index.gather": "index"}
 STORES, LOADS = ("state.store", "prefix.store"), ("state.load", "prefix.restore")
 TIERS = ("kv.offload", "kv.reload")
 PAGED = ("kv", "index")

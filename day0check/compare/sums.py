@@ -97,7 +97,7 @@ def _measured(replay: Replay, oracle: tuple[torch.Tensor, ...], generator: torch
         order = _finite(low.to(torch.float64) - exact).square_()
         passed_on = _finite(shifted - exact).square_()
         variance = ONE_ORDER**2 * smooth(order) + terms / 64 * smooth(passed_on)
-        floors.append((variance + (UNIT * exact).square()).sqrt_())
+        floors.append((variance + (UNIT * _finite(exact)).square()).sqrt_())
     return floors
 
 

@@ -77,6 +77,16 @@ CONTRACTS = (
     ),
     _write("kv.write", "latent"),
     _gather("kv.gather", "latent"),
+    Contract(
+        "prefix.gather",
+        "move",
+        "a chunk of each request's latent rows, at logical positions `indices`, in the prefix workspace; index -1 "
+        "gives zeros",
+        (*_GATHER, pool("out", "rows k width", optional=True)),
+        (Result("y", "rows k width"),),
+        "reference.cache:gather_chunk",
+        hard_inputs=("plain", "page_edge", "last_page", "all_minus_one", "shuffled_table"),
+    ),
     _write("index.write", "index-key"),
     _gather("index.gather", "index-key"),
     Contract(

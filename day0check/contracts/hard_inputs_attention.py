@@ -193,6 +193,13 @@ def _gather(d: Draw, name: str) -> Arguments:
     return pool, {"table": table, "owner": owner, "indices": indices.to(torch.int32)}
 
 
+def _gather_chunk(d: Draw, name: str) -> Arguments:
+    """A gather into a workspace that still holds what an earlier chunk left there."""
+    pool, kwargs = _gather(d, name)
+    left = d.act(*kwargs["indices"].shape, pool.shape[2], scale=8.0)
+    return pool, kwargs | {"out": left}
+
+
 def _state_load(d: Draw, name: str) -> Arguments:
     slots = d.shuffled(7)[:4]
     if name == "fresh":
@@ -276,6 +283,7 @@ GENERATORS: dict[str, Generator] = {
     "mla.absorb": _absorb,
     "mla.value": _value,
     "mla.attention": _attention,
+    "mla.partial": _attention,
     "mla.merge": _merge,
     "mla.output": _gated_output,
     "dsa.index_weights": _index_weights,
@@ -287,6 +295,7 @@ GENERATORS: dict[str, Generator] = {
     "kv.slots": _slots,
     **dict.fromkeys(("kv.write", "index.write"), _write),
     **dict.fromkeys(("kv.gather", "index.gather"), _gather),
+    "prefix.gather": _gather_chunk,
     "state.load": _state_load,
     "state.store": _state_store,
     "kda.conv": _conv,

@@ -21,6 +21,8 @@ from day0check.contracts.contract import (
     static,
 )
 
+PARTS = ("prefix", "own")  # of the keys: a chunk of those behind which a prompt goes on, and those of the step itself
+
 CONTRACTS = (
     linear("mla.query", "query projection: to the latent (`down`), from it (`up`), or direct", sites=("down", "up")),
     linear("mla.latent", "kv_a_proj_with_mqa: x -> [latent | rope key]"),
@@ -81,6 +83,27 @@ CONTRACTS = (
         points=("s", "p", "out"),
         forms=(Form("flash", ("p", "out")), Form("eager", ("s", "p", "out")), Form("float32_p", ("out",))),
         hard_inputs=("plain", "sharp", "one_key", "no_key", "page_edge", "ragged"),
+        directions=(Direction("scale", "softmax scale", per_head=True),),
+    ),
+    Contract(
+        "mla.partial",
+        "compute",
+        "attention of each row on the first `visible` keys of a part of its request's, and the natural logarithm of "
+        "the sum that it was divided by; zeros and -inf for a row that sees none",
+        (
+            rows("q", "rows H d"),
+            batch("keys", "batch n Hk d"),
+            batch("values", "batch n Hk dv"),
+            OWNER,
+            Arg("visible", "rows", "rows", "int64"),
+            static("scale"),
+        ),
+        (Result("y", "rows H dv"), Result("lse", "rows H", "float32")),
+        "reference.attention:partial_attention",
+        points=("s", "p", "out"),
+        forms=(Form("flash", ("p", "out")), Form("eager", ("s", "p", "out")), Form("float32_p", ("out",))),
+        hard_inputs=("plain", "sharp", "one_key", "no_key", "page_edge", "ragged"),
+        sites=PARTS,
         directions=(Direction("scale", "softmax scale", per_head=True),),
     ),
     Contract(

@@ -67,6 +67,7 @@ FUSED_FORMS: dict[str, str] = {
     "moe.experts": "fused",
     "moe.shared": "fused",
     "mla.attention": "flash",
+    "mla.partial": "flash",
     "gqa.attention": "flash",
     "dsa.attention": "flash",
     "vision.attention": "flash",
@@ -76,6 +77,7 @@ FUSED_FORMS: dict[str, str] = {
     "rope.apply": "float32_table",
     "kda.attention": "chunked",
     "comm.all_reduce": "float32",
+    "comm.reduce_scatter": "float32",
 }
 
 EAGER_FORMS: dict[str, str] = {
@@ -85,6 +87,7 @@ EAGER_FORMS: dict[str, str] = {
     "moe.experts": "eager",
     "moe.shared": "eager",
     "mla.attention": "eager",
+    "mla.partial": "eager",
     "gqa.attention": "eager",
     "dsa.attention": "eager",
     "vision.attention": "eager",
@@ -94,6 +97,7 @@ EAGER_FORMS: dict[str, str] = {
     "rope.apply": "rounded_table",
     "kda.attention": "chunked_bf16",
     "comm.all_reduce": "running",
+    "comm.reduce_scatter": "running",
 }
 
 

@@ -277,6 +277,42 @@ def test_partial_results_merge_to_the_whole():
     assert torch.allclose(got, torch.softmax(s, -1) @ v, rtol=0, atol=1e-12)
 
 
+@FEW
+@given(seed=st.integers(0, 2**31), cuts=st.lists(st.integers(0, 40), min_size=1, max_size=4), shared=st.booleans())
+def test_attention_in_parts_is_attention(seed, cuts, shared):
+    """Catches a logarithm to another base or without its largest score, a key at a cut that counts twice or never, and
+    a part of which a row sees nothing that weighs something."""
+    generator = torch.Generator().manual_seed(seed)
+    keys = torch.randn(2, 40, 1 if shared else 3, 6, generator=generator, dtype=torch.float64) * 4
+    q = torch.randn(5, 3, 6, generator=generator, dtype=torch.float64)
+    owner, visible = torch.tensor([0, 1, 1, -1, 0]), torch.tensor([40, 0, 7, 9, 23])
+    given = {"owner": owner, "scale": 0.7}
+    edges = sorted({0, 40, *cuts})
+    found = [
+        TABLE["mla.partial"](
+            q, keys=keys[:, a:b], values=keys[:, a:b, :, :4], visible=(visible - a).clamp(0, b - a), **given
+        )
+        for a, b in zip(edges, edges[1:], strict=False)
+    ]
+    y, lse = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
+    whole = TABLE["mla.attention"](q, keys=keys, values=keys[..., :4], visible=visible, **given)
+    assert torch.allclose(TABLE["mla.merge"](y, lse=lse), whole, rtol=0, atol=1e-12)
+    assert bool((lse[[1, 3]] == float("-inf")).all())
+
+
+def test_a_chunk_leaves_nothing_of_the_one_before_it():
+    """Catches rows of an earlier chunk that stay in the workspace where a request has no more rows."""
+    pool, table = torch.randn(4, 3, 5), torch.tensor([[2, 0], [3, 1]])
+    workspace = torch.full((2, 4, 5), 7.0)
+    indices = torch.tensor([[1, 2, 3, 4], [5, -1, -1, -1]])
+    where = {"table": table, "owner": torch.tensor([0, 1]), "indices": indices}
+    got = TABLE["prefix.gather"](pool, **where, out=workspace)
+    assert got.data_ptr() == workspace.data_ptr()
+    assert torch.equal(workspace, TABLE["kv.gather"](pool, **where))
+    strided = torch.randn(4, 2, 3, 5)[:, 1]
+    assert torch.equal(TABLE["prefix.gather"](strided, **where, out=workspace), TABLE["kv.gather"](strided, **where))
+
+
 # ------------------------------------------------------------------------------------------------ caches and moves
 
 

@@ -76,6 +76,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     "mla.absorb": per_head,
     "mla.expand": linear,
     "mla.attention": attention.attention,
+    "mla.partial": attention.partial_attention,
     "mla.merge": attention.merge,
     "mla.value": per_head,
     "mla.gate": linear,
@@ -92,6 +93,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     "kv.slots": paging.slots,
     "kv.write": paging.write,
     "kv.gather": paging.gather,
+    "prefix.gather": paging.gather_chunk,
     "index.write": paging.write,
     "index.gather": paging.gather,
     "state.load": paging.state_load,
@@ -127,6 +129,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     "capture.tap": paging.kept,
     "sample.token": sampling.sample,
     "comm.all_reduce": comm.all_reduce,
+    "comm.reduce_scatter": comm.reduce_scatter,
     "comm.all_gather": comm.all_gather,
     "comm.all_to_all": comm.all_to_all,
     **SERVING,
@@ -139,6 +142,7 @@ FORMS: dict[str, str] = {
     "mlp.dense": "fused",
     "rope.apply": "float32_table",
     "mla.attention": "flash",
+    "mla.partial": "flash",
     "gqa.attention": "flash",
     "dsa.attention": "flash",
     "vision.attention": "flash",
@@ -149,6 +153,7 @@ FORMS: dict[str, str] = {
     "moe.experts": "fused",
     "moe.shared": "fused",
     "comm.all_reduce": "float32",
+    "comm.reduce_scatter": "float32",
 }
 
 _LINEAR = ("weight", "bias")

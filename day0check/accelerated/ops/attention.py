@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,30 @@ def attention(q: Tensor, *, keys: Tensor, values: Tensor, owner: Tensor, visible
     """
     rows, heads, _ = q.shape
     out = q.new_zeros(rows, heads, values.shape[-1])
+    for mine, k, v, block in _pieces(q, keys, values, owner):
+        out[mine], _, _ = _flash(q[mine], k, v, visible[mine], scale, block)
+    return out
+
+
+def partial_attention(
+    q: Tensor, *, keys: Tensor, values: Tensor, owner: Tensor, visible: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """`attention` over a part of the keys, and the natural logarithm of what it was divided by, float32 [rows, H]:
+    -inf for a row that sees none."""
+    rows, heads, _ = q.shape
+    out = q.new_zeros(rows, heads, values.shape[-1])
+    lse = wide(q).new_full((rows, heads), float("-inf"))
+    for mine, k, v, block in _pieces(q, keys, values, owner):
+        out[mine], top, total = _flash(q[mine], k, v, visible[mine], scale, block)
+        logarithm = top + torch.log(total)
+        lse[mine] = logarithm.reshape(-1, heads) if k.shape[0] == 1 else logarithm.T
+    return out, lse
+
+
+def _pieces(q: Tensor, keys: Tensor, values: Tensor, owner: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+    """(rows of one request, its keys [Hk, d, n] and values [Hk, n, dv], keys of a block) for `_flash`, in blocks of
+    rows whose scores fit the caches of a CPU."""
+    rows, heads, _ = q.shape
     # on a CPU few rows at a time: their scores stay in its caches, and keys that come after all of them are left out
     limit, least = (CPU_SCORES, CPU_KEY_BLOCK) if q.device.type == "cpu" else (BLOCK_ELEMENTS, KEY_BLOCK)
     block = max(least, limit // (heads * max(1, rows)) // least * least)  # few rows see many keys at a time instead
@@ -26,12 +52,12 @@ def attention(q: Tensor, *, keys: Tensor, values: Tensor, owner: Tensor, visible
     for request, rows_of_it in by_owner(owner, keys.shape[0]):
         k, v = wide(keys[request]).permute(1, 2, 0), wide(values[request]).transpose(0, 1)
         for mine in split_rows(rows_of_it, size):
-            out[mine] = _flash(q[mine], k, v, visible[mine], scale, block)
-    return out
+            yield mine, k, v, block
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, block: int) -> Tensor:
-    """Online softmax: `q` [m, H, d], `k` [Hk, d, n], `v` [Hk, n, dv], `visible` [m]; result [m, H, dv]."""
+def _flash(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Online softmax: `q` [m, H, d], `k` [Hk, d, n], `v` [Hk, n, dv], `visible` [m]; result [m, H, dv], and the largest
+    score of each row and head and its sum of exp(score - largest), both [Hk, m * H / Hk]: -inf and 0 without a key."""
     m, heads, _ = q.shape
     shared = k.shape[0] == 1
     a = wide(q)
@@ -54,7 +80,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, block
         top = new_top
     y = summed / torch.where(total == 0, 1.0, total).unsqueeze(-1)
     y = y.reshape(m, heads, -1) if shared else y.transpose(0, 1)
-    return y.to(q.dtype)
+    return y.to(q.dtype), top, total
 
 
 def sparse_attention(q: Tensor, *, keys: Tensor, valid: Tensor, value_width: int, scale: float) -> Tensor:

@@ -64,6 +64,21 @@ def gather(pool: Tensor | OwnedPool, *, table: Tensor, owner: Tensor, indices: T
     return rows.masked_fill_(absent.unsqueeze(-1), 0) if bool(absent.any()) else rows
 
 
+def gather_chunk(
+    pool: Tensor | OwnedPool, *, table: Tensor, owner: Tensor, indices: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """`gather` of a chunk of each request's prefix, written into `out` [rows, k, width]: the result is `out`."""
+    if out is None or isinstance(pool, OwnedPool):
+        rows = gather(pool, table=table, owner=owner, indices=indices)
+        return rows if out is None else out.copy_(rows)
+    flat, absent = _located(table, owner, indices, pool.shape[1])
+    if pool.stride(0) == pool.shape[1] * pool.stride(1):
+        torch.index_select(pool.flatten(0, 1), 0, flat.flatten(), out=out.view(-1, out.shape[2]))
+    else:
+        out.copy_(pool[flat.div(pool.shape[1], rounding_mode="floor"), flat % pool.shape[1]])
+    return out.masked_fill_(absent.unsqueeze(-1), 0)
+
+
 def _located(table: Tensor, owner: Tensor, indices: Tensor, page: int) -> tuple[Tensor, Tensor]:
     """The flat slot int64 of each of `indices` [rows, k], 0 where there is none, and where that is."""
     absent = (indices < 0) | (owner < 0).unsqueeze(1)

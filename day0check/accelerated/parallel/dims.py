@@ -11,6 +11,8 @@ _TENSOR = {
     "rope.apply.query": HEADS,
     "mla.absorb": HEADS,
     "mla.attention": HEADS,
+    "mla.partial": f"{HEADS}; rows, heads@tp",
+    "mla.merge": HEADS,
     "dsa.attention": HEADS,
     "mla.value": HEADS,
     "mla.gate": COLUMNS,
@@ -40,10 +42,32 @@ _OWN_PAIRS = {"moe.dispatch": "pairs@ep, ...", "moe.experts": "pairs@ep, ..."}
 _OWN_SUMS = {**_OWN_PAIRS, "moe.combine": "rows, latent, partial@ep"}
 
 
-def dims_of(layout: Layout, place: str, operator: str, site: str) -> str:
-    """The dims strings of the results of an operator under `layout`, joined by ";"; "" where they are whole."""
+# Where the rows of a step are laid over ranks: what runs on a rank's own rows, and how many results it has.
+_ON_OWN_ROWS = {
+    "norm.rms.input": 1,
+    "norm.rms.post_attention": 1,
+    "norm.rms.routed_expert": 1,
+    "moe.up": 1,
+    "residual.add": 1,
+    "residual.mix": 1,
+    "residual.coefficients": 3,
+    "residual.collapse": 1,
+    "residual.update": 1,
+    "comm.reduce_scatter": 1,
+}
+
+
+def dims_of(layout: Layout, place: str, operator: str, site: str, *, spread: bool = False) -> str:
+    """The dims strings of the results of an operator under `layout`, joined by ";"; "" where they are whole.
+
+    `spread`: the rows of the step are laid over the tensor parallel ranks.
+    """
     if place.startswith("vision"):
         return ""
+    if spread:
+        own = _ON_OWN_ROWS.get(f"{operator}.{site}", _ON_OWN_ROWS.get(operator))
+        if own is not None:
+            return "; ".join(["rows@tp, ..."] * own)
     for name in (f"{operator}.{site}", operator):
         if layout.expert > 1:
             found = (_OWN_SUMS if layout.dispatch == "reduce" else {**_EXCHANGED, **_OWN_PAIRS}).get(name)
