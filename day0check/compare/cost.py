@@ -5,8 +5,8 @@ what one step took. Four laws, whose limits leave room for any implementation of
 - kept: an operator keeps no memory but its results. What grows with every call is a leak or a hidden cache.
 - scratch: between the two largest sizes, memory that lives inside a call grows by at most `SCRATCH` times what the
   model says is read and written. Blocks of fixed size cost nothing here, an intermediate per head or pair does.
-- work: bytes moved and products computed, counted and not timed, follow the model: no step at some size (two sizes
-  cost `STEP` times more per unit than the two before them), no growth of a higher order than the model's.
+- work: bytes moved and products computed, counted and not timed, follow the model: no step at some size (the law is
+  in `compare/cost_step.py`), no growth of a higher order than the model's.
 - time: between the smallest and the largest size, time grows at least as fast as a roof measured in the same process
   would allow, over `SLOWEST`. Only what is far beyond any implementation fails: time is noisy where work is not.
 """
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from day0check.compare.cost_step import NEAR, Law, steps_of
 from day0check.contracts import CONTRACTS
 from day0check.errors import InputError
 from day0check.types import Measure, from_json, to_json
@@ -27,7 +28,7 @@ from day0check.types import Measure, from_json, to_json
 FILE = "costs.jsonl"
 SCRATCH, SCRATCH_FLOOR_BYTES = 6.0, 32 << 20
 KEPT_FLOOR_BYTES = 1 << 16
-STEP, ORDER = 1.6, 0.5
+ORDER = 0.5
 FLAT, GROWS = 0.05, 0.5  # logarithms of how much a model grows over the upper half of a sweep
 LAYERS = 1.6
 SLOWEST, TIME_FLOOR_SECONDS = 256.0, 2e-3
@@ -46,7 +47,7 @@ class CostLine:
     operator: str
     layer: int | None
     phase: str
-    sweep: str  # "length" | "batch"
+    sweep: str  # "length" | "batch"; "near length", "near batch" at sizes at which a step was looked for
     size: int
     order: int
     calls: int
@@ -104,11 +105,12 @@ def read_costs(directory: Path) -> Costs | None:
 
 
 def judge_costs(costs: Costs) -> tuple[Measure, ...]:
-    """A measure for each (tap, phase) with a model, over all laws and sweeps."""
+    """A measure for each (tap, phase) with a model, over all laws and sweeps. One whose steps were not looked for at
+    sizes that lie beside each other is not judged."""
     series: dict[tuple[str, str], dict[str, list[CostLine]]] = {}
     for line in costs.lines:
         series.setdefault((line.tap, line.phase), {}).setdefault(line.sweep, []).append(line)
-    alike = _medians(costs.lines)
+    alike = _medians(line for line in costs.lines if not line.sweep.startswith(NEAR))
     return tuple(_judged(sweeps, alike, costs.roof_bytes_per_second) for sweeps in series.values())
 
 
@@ -117,9 +119,14 @@ def _judged(sweeps: dict[str, list[CostLine]], alike: dict[Any, float], roof: fl
     statistics: dict[str, float] = {}
     limits: dict[str, float] = {}
     notes: dict[str, str] = {}
+    unresolved = ""
     for sweep, lines in sweeps.items():
+        if sweep.startswith(NEAR):
+            continue
         points = sorted((line for line in lines if line.model > 0), key=lambda line: (line.model, line.size))
-        for name, value, limit, words in _laws(points, alike, roof):
+        steps, open_at = steps_of(lines, sweeps.get(NEAR + sweep, ()))
+        unresolved = unresolved or open_at
+        for name, value, limit, words in (*_laws(points, alike, roof), *steps):
             key = f"{name}_{sweep}"
             if value > statistics.get(key, -math.inf):
                 statistics[key], limits[key], notes[key] = value, limit, words
@@ -135,12 +142,13 @@ def _judged(sweeps: dict[str, list[CostLine]], alike: dict[Any, float], roof: fl
         order=min(line.order for line in total),
         rows=sum(line.calls for line in total),
         elements=len(total),
-        passed=not failing,
+        passed=not failing and not unresolved,
         statistics=statistics,
         limits=limits,
         failing=worst,
         pattern=_PATTERNS[worst.partition("_")[0]] if worst else "",
         message=notes[worst] if worst else "",
+        not_judged="" if worst else unresolved,
     )
 
 
@@ -153,8 +161,6 @@ _PATTERNS = {
     "time": "time beyond its cost model",
 }
 
-Law = tuple[str, float, float, str]  # name, statistic, limit, words
-
 
 def _laws(points: Sequence[CostLine], alike: dict[Any, float], roof: float) -> Iterable[Law]:
     """The statistics of one tap over one sweep, smallest model first."""
@@ -165,7 +171,6 @@ def _laws(points: Sequence[CostLine], alike: dict[Any, float], roof: float) -> I
         yield _scratch(points)
         yield _time(points, roof)
     if len(points) >= 4:
-        yield _step(points)
         yield _order(points)
 
 
@@ -186,26 +191,6 @@ def _scratch(points: Sequence[CostLine]) -> Law:
         f"that its cost model adds from size {before.size} on"
     )
     return "scratch", slope, SCRATCH, words
-
-
-def _ratios(points: Sequence[CostLine]) -> list[float]:
-    return [line.work / line.model for line in points]
-
-
-def _step(points: Sequence[CostLine]) -> Law:
-    """The largest jump of work per unit between two sizes and the two that follow: costs that are constant make the
-    work per unit fall with the size, on both sides of a step alike."""
-    ratios = _ratios(points)
-    jumps = [
-        min(ratios[i : i + 2]) / max(*ratios[i - 2 : i], 1e-12) if points[i].size > points[i - 1].size else 0.0
-        for i in range(2, len(ratios) - 1)
-    ]
-    at = max(range(len(jumps)), key=jumps.__getitem__)
-    words = (
-        f"does {jumps[at]:.3g} times the work per unit from size {points[at + 2].size} on "
-        f"(at size {points[at + 1].size} not yet)"
-    )
-    return "step", jumps[at], STEP, words
 
 
 def _order(points: Sequence[CostLine]) -> Law:

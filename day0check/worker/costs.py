@@ -2,7 +2,7 @@
 
 Requests are those of the case: the first prompt's tokens, repeated to every length. Each point runs once under
 counters (memory, bytes moved, products) and `REPEATS` times under a clock alone; what the processor gave to others is
-in no time.
+in no time. Where work steps up, the sweep is narrowed to sizes beside each other, under counters alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from day0check.compare.cost import CostLine, Costs, write_costs
+from day0check.compare.cost_step import MOST_SIZES, NEAR, next_size
 from day0check.contracts.costs import cost_of
 from day0check.probe.memory import Allocations
 from day0check.probe.recorder import Call, Observer, Recorder
@@ -57,24 +58,28 @@ class Point:
 def points_of(case: RunCase, *, positions: int) -> tuple[Point, ...]:
     """Single requests whose lengths grow by the square root of two up to LONGEST or what `positions` allow, then
     batches of equal requests. Prompts are computed in one piece."""
-    tokens = case.requests[0].turns[0].tokens
-    schedule = replace(case.schedule, chunk=None, events=(), max_batch=max(BATCHES))
-
-    def request(name: str, length: int) -> Request:
-        repeated = (tokens * (length // len(tokens) + 1))[:length]
-        return Request(f"{case.id}/{name}#0", (Turn(repeated),), max_new_tokens=STEPS + 1)
-
-    longest = min(LONGEST, positions - STEPS - 1)
+    longest = _longest(positions)
     lengths, length = [], float(SHORTEST)
     while round(length) <= longest:
         lengths.append(round(length))
         length *= RATIO
-    single = [Point("length", n, (request("cost", n),), schedule) for n in lengths]
-    batches = [
-        Point("batch", n, tuple(request(f"cost{i}", min(BATCH_LENGTH, longest)) for i in range(n)), schedule)
-        for n in BATCHES
-    ]
-    return (*single, *batches)
+    sizes = [*(("length", n) for n in lengths), *(("batch", n) for n in BATCHES)]
+    return tuple(point_of(case, sweep, size, positions=positions) for sweep, size in sizes)
+
+
+def point_of(case: RunCase, sweep: str, size: int, *, positions: int) -> Point:
+    """One point: a request of `size` tokens for sweep "length", `size` equal requests for "batch"."""
+    tokens = case.requests[0].turns[0].tokens
+    single = sweep == "length"
+    length = size if single else min(BATCH_LENGTH, _longest(positions))
+    repeated = (tokens * (length // len(tokens) + 1))[:length]
+    names = ["cost"] if single else [f"cost{i}" for i in range(size)]
+    requests = tuple(Request(f"{case.id}/{n}#0", (Turn(repeated),), max_new_tokens=STEPS + 1) for n in names)
+    return Point(sweep, size, requests, replace(case.schedule, chunk=None, events=(), max_batch=max(BATCHES)))
+
+
+def _longest(positions: int) -> int:
+    return min(LONGEST, positions - STEPS - 1)
 
 
 @dataclass
@@ -162,11 +167,20 @@ def measure_costs(run: Run, case: RunCase, directory: Path, *, positions: int, d
     recompiled = []
     points = points_of(case, positions=positions)
     _warm_up(points, run)
-    for point in points:
+
+    def measure(point: Point, *, near: bool = False) -> None:
         before = compiled_graphs()
-        lines += _lines_of(point, run, device)
+        found = _lines_of(point, run, device, repeats=0 if near else REPEATS)
+        lines.extend(replace(line, sweep=NEAR + line.sweep) if near else line for line in found)
         if compiled_graphs() > before:
             recompiled.append((point.sweep, point.size, compiled_graphs() - before))
+
+    for point in points:
+        measure(point)
+    asked: list[tuple[str, int]] = []
+    while len(asked) < MOST_SIZES and (place := next_size(lines, asked)) is not None:
+        asked.append(place)
+        measure(point_of(case, *place, positions=positions), near=True)
     write_costs(directory, Costs(tuple(lines), copy_roof(device), recompiled=tuple(recompiled)))
 
 
@@ -177,9 +191,9 @@ def _warm_up(points: Sequence[Point], run: Run) -> None:
             run(point.requests, point.schedule, Recorder())
 
 
-def _lines_of(point: Point, run: Run, device: str) -> Iterator[CostLine]:
+def _lines_of(point: Point, run: Run, device: str, *, repeats: int) -> Iterator[CostLine]:
     clocks = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         clock = Clock(device)
         run(point.requests, point.schedule, Recorder([clock]))
         clocks.append(clock.sums.found)
