@@ -33,6 +33,7 @@ from day0check.probe.rows import PADDING, RowMap
 from day0check.types import Measure
 
 POOLED_STEPS = 32
+OF_ALL_ROWS = ("whole", "slope")  # statistics of a judgement to which every row contributes
 THOROUGH_EVERY = 3  # of an operator's taps in a phase: parameters are estimated even where nothing is conspicuous
 POOLED_BYTES = 256 * 2**20
 # What a fused kernel gets in place of gathered keys: those that it picks, or all of a request (values are columns).
@@ -376,14 +377,16 @@ def _rows_that_count(calls: list[Seen], replay: Replay) -> torch.Tensor | None:
 
 
 def _address(calls: list[Seen], judgement: Judgement) -> tuple[int, str | None, int | None]:
-    """(execution order of the call, request, position) of a judgement's row; of the first call when it has none."""
+    """(execution order of the call, request, position) of a judgement's row; of the first call when it has none, and
+    the order of the first where all rows together failed: the worst of them says nothing about when it began."""
     row = judgement.row
     if row is None:
         return calls[0].order, None, None
     for seen in calls:
         count = _axis_length(seen, judgement.axis)
         if row < count or seen is calls[-1]:
-            return seen.order, *_row_address(seen, judgement.axis, row, count)
+            order = calls[0].order if judgement.failing in OF_ALL_ROWS else seen.order
+            return order, *_row_address(seen, judgement.axis, row, count)
         row -= count
     raise AssertionError("the last call always answers")
 

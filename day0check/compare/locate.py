@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from day0check.compare.places import growth
@@ -20,6 +21,7 @@ ORDER = (*LOCAL, "candidate", *NET)
 MODEL = ("weights",)  # asked before anything runs: on weights of another model nothing else says much
 _LISTED = 16  # taps named in the evidence of one finding
 _NEIGHBOURS = 3
+SPREADS, ALIKE = 6.0, 2.0  # of an error of a parameter that one layer shows and others prove
 LEAST_LAYERS = 4  # that must be wrong before anything is said of their order
 
 
@@ -81,14 +83,26 @@ def findings_from(
         if not m.passed and not m.not_judged:
             key = (m.operator, layer_class(m, config), m.phase, m.pattern or m.failing)
             groups.setdefault(key, []).append(m)
-    found = [_finding(check, key, members, context) for key, members in groups.items()]
+    found = [_finding(check, key, members, context, config) for key, members in groups.items()]
     return tuple(sorted(found, key=lambda f: (f.evidence["order"], f.operator or "", f.id)))
 
 
-def _finding(check: str, key: tuple[str, str, str, str], members: list[Measure], context: Sequence[Measure]) -> Finding:
+def _finding(
+    check: str,
+    key: tuple[str, str, str, str],
+    members: list[Measure],
+    context: Sequence[Measure],
+    config: ModelConfig | None,
+) -> Finding:
     operator, kind_of_layer, phase, pattern = key
     members = sorted(members, key=lambda m: (m.order, m.tap))
     first = members[0]
+    begins = same_error_before(members, [m for m in context if layer_class(m, config) == kind_of_layer])
+    if begins is not None:
+        told = f"{_same_error(begins, first)}: {first.message}"
+        address = {"tap": begins.tap, "layer": begins.layer, "order": begins.order, "message": told}
+        first = replace(first, request=None, position=None, **address)
+        members = [first, *members]
     value, limit = first.statistics.get(first.failing), first.limits.get(first.failing)
     evidence: dict[str, Any] = {
         "tap": first.tap,
@@ -120,6 +134,50 @@ def _finding(check: str, key: tuple[str, str, str, str], members: list[Measure],
         limit=limit,
         power=first.power,
         evidence=evidence,
+    )
+
+
+def same_error_before(members: Sequence[Measure], context: Iterable[Measure]) -> Measure | None:
+    """The earliest of the measures before `members` that passed and has their error: too little to be told from its own
+    few rows, and what other layers prove.
+
+    Two members or more must name one parameter, wrong by more than SPREADS spreads; so must the measure, by as much
+    within a factor of ALIKE (method.md, 1: spreads of directions are pooled over the layers of an operator).
+    """
+    named = [k for k in members[0].statistics if k.startswith("error_") and all(k in m.statistics for m in members)]
+    shared = [k for k in named if all(_spreads(m, k) > SPREADS for m in members)] if len(members) > 1 else []
+    found = []
+    for m in context:
+        if not (m.passed and (m.operator, m.phase) == (members[0].operator, members[0].phase)):
+            continue
+        alike = [k for k in shared if _spreads(m, k) > SPREADS and _alike(m.statistics[k], members, k)]
+        if alike and m.order < members[0].order and _site(m) == _site(members[0]):
+            found.append(m)
+    return min(found, key=lambda m: m.order, default=None)
+
+
+def _site(measure: Measure) -> str:
+    return measure.tap.partition(measure.operator)[2]
+
+
+def _spreads(measure: Measure, error: str) -> float:
+    return measure.statistics.get(error.replace("error_", "direction_", 1), 0.0) if error in measure.statistics else 0.0
+
+
+def _alike(size: float, members: Sequence[Measure], error: str) -> bool:
+    sizes = sorted(m.statistics[error] for m in members)
+    middle = sizes[len(sizes) // 2]
+    return middle / ALIKE <= size <= middle * ALIKE
+
+
+def _same_error(begins: Measure, first: Measure) -> str:
+    """The beginning of the message of a finding that is placed before the first measure that failed."""
+    sizes = {k: _spreads(begins, k) for k in begins.statistics if k.startswith("error_")}
+    largest = max(sizes, key=sizes.__getitem__)
+    name, size = largest.removeprefix("error_"), 100 * begins.statistics[largest]
+    return (
+        f"its {name} is wrong by {size:.3g}%, {sizes[largest]:.3g} spreads, which its {begins.rows} rows alone do not "
+        f"prove; what does is {where_in_words(replace(first, request=None, position=None))}"
     )
 
 

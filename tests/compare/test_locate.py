@@ -154,3 +154,31 @@ def test_waived_findings_and_warnings_are_not_first():
 def test_tap_is_split_by_the_contracts(tap, expected):
     """Would catch a dead candidate whose last operator is read wrongly from the heartbeat."""
     assert split_tap(tap) == expected
+
+
+def parameter_error(tap: str, order: int, *, spreads: float, error: float, passed: bool) -> Measure:
+    made = measure(tap, order, passed=passed, phase="decode", pattern="everywhere")
+    statistics = {"whole": 2.5, "direction_scale": spreads, "error_scale": error}
+    return dataclasses.replace(made, statistics=statistics, failing="" if passed else "whole")
+
+
+def test_a_layer_too_small_to_tell_is_named_where_later_ones_prove_its_error():
+    """Would catch a fault of all layers that is placed at the first layer with enough rows to tell; and a healthy layer
+    that is accused because another one is wrong."""
+    taps = (("layers.01.dsa.attention", 91), ("layers.03.dsa.attention", 93))
+    later = [parameter_error(tap, order, spreads=18, error=0.01, passed=False) for tap, order in taps]
+    config = dataclasses.replace(CONFIG, layers=("dsa",) * 4, moe=None)
+
+    def placed(before: Measure, others: list[Measure] = later):
+        return findings_from("compute", [*others, before], config)[0]
+
+    same = parameter_error("layers.00.dsa.attention", 40, spreads=13, error=0.009, passed=True)
+    found = placed(same)
+    assert (found.layer, found.evidence["order"], found.request) == (0, 40, None)
+    assert found.evidence["taps"][:2] == ["layers.00.dsa.attention", "layers.01.dsa.attention"]
+    assert "layer 1 (decode)" in found.message
+    assert (found.value, found.limit) == (2.5, 1.1)
+    assert placed(dataclasses.replace(same, statistics={**same.statistics, "direction_scale": 3.0})).layer == 1
+    assert placed(dataclasses.replace(same, statistics={**same.statistics, "error_scale": 0.002})).layer == 1
+    assert placed(dataclasses.replace(same, phase="prefill")).layer == 1
+    assert placed(same, later[:1]).layer == 1  # one layer alone proves nothing about another
