@@ -24,6 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cores import apart
+
 HERE = Path(__file__).resolve().parent
 DEFAULT_FOLDER = ".targets"
 START_SECONDS = 300.0
@@ -42,6 +44,7 @@ class Target:
     repairs: tuple[str, ...] = ()
     environment: Callable[[Path], Environment] = lambda _: {}
     ready: str = "/health"
+    apart: bool = False  # its engine on a core of its own, beside the process that answers
     about: str = ""
 
 
@@ -87,6 +90,7 @@ TARGETS: dict[str, Target] = {
         absent=("torchaudio", "torchcodec"),
         repairs=("torchvision", "vllm"),
         environment=_vllm_environment,
+        apart=True,
         about="vLLM 0.32.0 for the CPU",
     ),
     "transformers": Target(
@@ -167,6 +171,8 @@ def start(name: str, model_name: str, port: int, folder: Path, more: list[str]) 
                 print(f"{name} did not start: {log}", file=sys.stderr)
                 return 1
             time.sleep(0.25)
+        if target.apart and not apart(process.pid):
+            print(f"{name}: its processes share their cores; what is measured of it may jump", file=sys.stderr)
         print(address, flush=True)
         print(f"{name} {model_name}: up after {time.monotonic() - begin:.1f} s, log {log}", file=sys.stderr, flush=True)
         return process.wait()
