@@ -69,7 +69,11 @@ class Schedule:
     pages of the pool (None: enough); `host_pages`: pages of the host tier (0: there is none). `memory`: how the pools
     lie and what they hold before anybody writes ("garbage", "shuffled", "end", "strided"; "": as the backend likes),
     which no result may show. `fixed_rows`: decode steps are padded to so many rows, which belong to no request and hold
-    what earlier steps left there, as in the replay of a captured graph (0: no padding).
+    what earlier steps left there, as in the replay of a captured graph (0: no padding). `copies`: when copies out of
+    host buffers are made ("late": at the last moment that is legal, "at_once": one after the other; "": as the backend
+    likes). `prefix_workspace`: rows of the
+    memory through which prompts attend to what lies before them, in chunks where that is longer (None: as the backend
+    likes).
     """
 
     chunk: int | None = None
@@ -83,6 +87,8 @@ class Schedule:
     host_pages: int = 0
     memory: str = ""
     fixed_rows: int = 0
+    copies: str = ""
+    prefix_workspace: int | None = None
 
 
 @dataclass(frozen=True)

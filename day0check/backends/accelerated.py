@@ -47,7 +47,7 @@ class Accelerated:
 
     def capabilities(self) -> set[str]:
         schedules = {"chunk", "batch", "mixed", "preempt", "abort", "prefix", "offload", "reload", "memory"}
-        schedules |= {"fixed_rows"}
+        schedules |= {"copies", "fixed_rows", "prefix_workspace"}
         return {"taps", "operators", "images", "forced_tokens", "pools", "rank_taps"} | schedules
 
     def operators(self) -> Operators:

@@ -30,6 +30,7 @@ CAPABILITIES = frozenset(
         "rank_taps",
         "pools",
         "memory",  # the kinds of memory that a schedule may ask for
+        "copies",  # the moments at which copies out of host buffers are made
         "fixed_rows",  # decode steps padded to a fixed number of rows
     }
 )

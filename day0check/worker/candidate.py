@@ -280,7 +280,9 @@ def needs(case: RunCase) -> set[str]:
         wanted.add("batch")
     wanted |= {event.do for event in case.schedule.events}
     asked = {"mixed": case.schedule.mixed, "prefix": case.schedule.prefix_cache, "offload": case.schedule.host_pages}
+    asked |= {"copies": case.schedule.copies}
     asked |= {"memory": case.schedule.memory, "fixed_rows": case.schedule.fixed_rows}
+    asked |= {"prefix_workspace": case.schedule.prefix_workspace}
     wanted |= {name for name, wish in asked.items() if wish}
     if any(turn.images for request in case.requests for turn in request.turns):
         wanted.add("images")
