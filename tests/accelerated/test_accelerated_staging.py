@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from day0check.accelerated.staging import ARRAYS, StagingQueue, queue_of, stage_through
+from day0check.accelerated.staging import ARRAYS, MOMENTS, StagingQueue, copies, queue_of, stage_through
 from day0check.backends.accelerated import Accelerated
+from day0check.errors import InputError
 from day0check.probe.recorder import Observer, Recorder
 from day0check.types import Request, Schedule, Turn
 from reference.presets import preset_dir
@@ -18,15 +19,44 @@ REQUESTS = (
 )
 
 
+@pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("deferred", [True, False])
 @pytest.mark.parametrize("depth", [1, 2, 8])
-def test_a_host_buffer_is_not_written_before_its_copy(depth, deferred):
+def test_a_host_buffer_is_not_written_before_its_copy(depth, deferred, moment):
     """Catches a queue whose later arrays reach the device in place of earlier ones."""
     arrays = [torch.randint(0, 1 << 40, (n,)) for n in (3, 5000, 1, 7, 2000, 0, 4)]
     queue = StagingQueue(CPU, depth=depth, deferred=deferred)
-    for _ in range(2):
-        for there, array in zip(stage_through(queue, *arrays), arrays, strict=True):
-            assert torch.equal(there, array)
+    with copies(moment):
+        for _ in range(2):
+            for there, array in zip(stage_through(queue, *arrays), arrays, strict=True):
+                assert torch.equal(there, array)
+
+
+class Unguarded(StagingQueue):
+    def free(self, number):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("depth", "deferred", "wrong_at"),
+    [(2, False, {"late"}), (2, True, {"", "late"}), (8, False, set()), (8, True, set())],
+)
+def test_only_delay_shows_a_buffer_that_is_not_waited_for(depth, deferred, wrong_at):
+    """Catches a late copy that is not late, and a control that is not serialised: it must be right for all of them."""
+    arrays = [torch.full((4,), n) for n in range(5)]
+    wrong = set()
+    for moment in MOMENTS:
+        with copies(moment):
+            there = stage_through(Unguarded(CPU, depth=depth, deferred=deferred), *arrays)
+        if not all(map(torch.equal, there, arrays)):
+            wrong.add(moment)
+    assert wrong == wrong_at
+
+
+def test_a_moment_that_there_is_not_is_refused():
+    """Catches a misspelt moment that is taken for the usual one: nothing would be delayed, and nothing seen."""
+    with pytest.raises(InputError, match="sometimes"), copies("sometimes"):
+        pass
 
 
 def test_deferred_copies_are_carried_out_when_they_are_asked_for():

@@ -8,6 +8,7 @@ from invariant_stage import Stage
 
 from day0check.accelerated.ops.prefix import BOUNDARY, ENTRY, HEAD
 from day0check.accelerated.scheduler import Scheduler
+from day0check.accelerated.staging import StagingQueue, stage_through
 from day0check.checks import INVARIANTS
 
 OFTEN = ("decode_equals_prefill", "chunked_equals_one_shot", "preempted", "warm_prefix", "experts_once")
@@ -22,6 +23,7 @@ SLOW = (
     "isolation",
     "slot_reuse",
     "poisoned_memory",
+    "delayed_copies",
     "repeated",
 )
 TEXTS = (*OFTEN, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
@@ -226,6 +228,37 @@ def test_memory_that_shows_is_found(texts: Stage, tmp_path, label):
     answer = texts.judge("poisoned_memory", tmp_path, MEMORY[label], only=("again", label))
     assert answer.outcome.status == "failed", answer.outcome.summary
     assert answer.findings[0].evidence["run"] == label
+
+
+class NobodyWaits(StagingQueue):
+    """Copies are issued one by one out of `depth` buffers, and buffers are taken again without a wait."""
+
+    def free(self, number):
+        pass
+
+    def stage(self, inner, ids, *, on, **others):
+        there = stage_through(self, ids, *others.values())
+        return (there[0].clamp(0, 255), *(array.to(on.device) for array in others.values()))
+
+
+@pytest.mark.parametrize(
+    ("moment", "told"), [("late", "a race, where a buffer is written again"), ("always", "no race alone")]
+)
+def test_a_buffer_that_is_written_too_early_is_found(texts: Stage, tmp_path, moment, told):
+    """Would catch copies that nobody delays, buffers that nobody digests, and a control whose word is not asked."""
+    broken = NobodyWaits(torch.device("cpu"), depth=4, deferred=False).stage
+    if moment == "always":
+
+        def broken(inner, ids, **others):
+            return (ids.roll(1), *inner(ids, **others)[1:])
+
+    labels = ("again", "copies-late", "copies-at-once")
+    answer = texts.judge("delayed_copies", tmp_path, ("batch.stage", broken), only=labels)
+    assert answer.outcome.status == "failed", answer.outcome.summary
+    first = answer.findings[0]
+    assert (first.operator, first.phase, first.evidence["run"]) == ("batch.stage", "prefill", "copies-late")
+    assert "host buffer `ids` of step 0: " in first.message
+    assert told in first.message
 
 
 @pytest.mark.parametrize(
