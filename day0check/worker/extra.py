@@ -22,6 +22,8 @@ from day0check.checks import extra_runs_of
 from day0check.checks.evidence import EXTRA
 from day0check.checks.invariants.extra_runs import ExtraRun
 from day0check.compare.experts_law import experts_law
+from day0check.compare.host_buffers import OPERATOR as STAGING
+from day0check.compare.host_buffers import HostBuffers
 from day0check.compare.lent_rows import LentRows
 from day0check.compare.merge import ranks_facts
 from day0check.compare.noise_book import FILE, NoiseBook
@@ -89,7 +91,12 @@ def _first(first: torch.Tensor, **_: Any) -> torch.Tensor:
 def _execute(run: ExtraRun, folder: Path, execute: Run, byte_cap: int) -> tuple[str, str]:
     lines = Lines(folder / "measures.jsonl")
     capture = Capture(folder, TRAVELLING | set(run.also), byte_cap=byte_cap)
-    guards = (Guard(capture), Guard(Shadow(lambda measure: lines.write(to_json(measure)), run.requests)))
+
+    def sink(measure: Measure) -> None:
+        lines.write(to_json(measure))
+
+    guards = (Guard(capture), Guard(Shadow(sink, run.requests)))
+    guards += (Guard(HostBuffers(sink)),) if run.law == "copies" else ()
     heartbeat = Heartbeat(folder / "heartbeat")
     recorder = Recorder(guards, heartbeat)
     try:
@@ -182,7 +189,11 @@ def _with_law(job: Job, run: ExtraRun, here: Snapshot, found: RunComparison) -> 
     from reference.weights import Checkpoint
 
     config = Checkpoint(job.model_dir).config
-    if run.law == "experts":
+    if run.law == "copies":
+        staged = tuple(m for m in here.measures if m.operator == STAGING)
+        missing = "" if staged else f"the candidate makes no call of {STAGING}"
+        measures = tuple(m for m in staged if m.passed)  # the others are added in front, below
+    elif run.law == "experts":
         layout = ranks_facts(here.directory.parent.parent).get("layout", {})  # of the case's judged run
         measures, missing = experts_law(here, config, expert_ranks=layout.get("expert", 1))
     else:

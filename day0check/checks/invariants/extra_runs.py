@@ -28,7 +28,7 @@ class ExtraRun:
     `once` each exactly once; `rested` ones are away for some steps; prompts of `chunked` ones take several steps.
     `lenders`: (request, the one behind whose cached prefix it begins). `also`: whose results are kept besides.
     `identity`: operators that are replaced by one that gives its first argument back; `law`: what the run's own results
-    must hold by themselves ("experts", "splice").
+    must hold by themselves ("copies", "experts", "splice").
     """
 
     label: str
