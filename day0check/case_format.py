@@ -9,8 +9,8 @@
                                            seed, stop_tokens
     turns = [ { user = "file:prose.txt#0:200" }, { image = "package:skimage/coffee.png", user = "What is this?" } ]
     [schedule]                             chunk, page, max_batch, events = [ { at_step, do, request } ], mixed,
-                                           prefix_cache, snapshot_blocks, pages, host_pages, fixed_rows: see
-                                           `types.Schedule`
+                                           prefix_cache, snapshot_blocks, pages, host_pages, fixed_rows,
+                                           prefix_workspace: see `types.Schedule`
     [expect]                               checks
     [matrix]                               "schedule.chunk" = [63, 64]: a case per combination: id[schedule.chunk=63]
     [[exclude]]                            combinations of the matrix that are left out
@@ -89,6 +89,7 @@ class ScheduleEntry(_Strict):
     pages: Positive | None = None
     host_pages: Natural = 0
     fixed_rows: Natural = 0
+    prefix_workspace: Positive | None = None
 
 
 class ExpectEntry(_Strict):

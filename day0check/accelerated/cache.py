@@ -12,6 +12,7 @@ from torch import Tensor
 
 from day0check.accelerated.ops import paging
 from day0check.accelerated.pool_memory import check_kind, new_pool, seed_of, spare
+from day0check.accelerated.prefix_chunks import PrefixWorkspace
 from day0check.accelerated.records import Formats
 from day0check.errors import Unavailable
 from day0check.probe.registry import OwnedPool
@@ -106,7 +107,8 @@ class Caches:
     State pools have `snapshots` more rows behind those of the slots: states that a prefix cache keeps.
     New memory is NaN: whoever reads what nobody wrote must show it; `memory` is one of `pool_memory.KINDS`.
     `layouts` own the memory of the pools that they are named after ("kv", "index", "state" for conv, kda and pool);
-    such a pool is an OwnedPool. With `drafts` the draft layer has pools, too, under the number behind the last layer.
+    such a pool is an OwnedPool. `prefix`: the workspace of `prefix_tokens` rows that prefixes are gathered into, chunk
+    by chunk, where a layer attends to all of them. With `drafts` the draft layer has pools, too, under the number behind the last layer.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Caches:
         layouts: Mapping[str, Any] | None = None,
         drafts: bool = False,
         formats: Formats | None = None,
+        prefix_tokens: int = 0,
     ) -> None:
         i, formats = config.index, formats or Formats()
         check_kind(memory)
@@ -148,6 +151,8 @@ class Caches:
         state_type = formats.state_type(dtype)
         rows = {n: formats.kv_row(config, n, dtype) for n, kind in kinds if kind != "kda"}
         self.kv = {n: pool("kv", width, kind=own) for n, (width, own) in rows.items()}
+        whole = [rows[n] for n, kind in kinds if kind == "mla"]
+        self.prefix = PrefixWorkspace(whole, tokens=prefix_tokens, device=device, memory=memory)
         indexed = [n for n, kind in kinds if kind == "dsa"]
         width, own = formats.index_row(config, dtype) if indexed else (0, dtype)
         self.index = {n: pool("index", width, kind=own) for n in indexed}

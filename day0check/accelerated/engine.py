@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,7 @@ class Engine:
         snapshots: int = 0,
         memory: str = "",
         drafts: bool = False,
+        prefix_tokens: int = 0,
     ) -> Caches:
         return Caches(
             self.config,
@@ -80,6 +82,7 @@ class Engine:
             layouts=self.layouts,
             drafts=drafts,
             formats=self.formats,
+            prefix_tokens=prefix_tokens,
         )
 
     @torch.no_grad()
@@ -128,6 +131,10 @@ class Engine:
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def _decoder(self, caller: Caller, caches: Caches, batch: Batch, x: Tensor) -> list[int]:
+        with contextlib.nullcontext() if self.ranks is None else self.ranks.laid(batch.rows, x.shape[0]):
+            return self._decoded(caller, caches, batch, x)
+
+    def _decoded(self, caller: Caller, caches: Caches, batch: Batch, x: Tensor) -> list[int]:
         spine = self._through_layers(caller, caches, batch, x)
         if self.after_layers is not None:
             self.after_layers(batch, spine)
@@ -138,21 +145,24 @@ class Engine:
         return self._choose(caller, batch, spine.output(caller.at(""), wanted, batch.rows.take(batch.wanted)))
 
     def _through_layers(self, caller: Caller, caches: Caches, batch: Batch, x: Tensor) -> Spine:
-        """The residual spine behind all decoder layers, from the embeddings `x` [rows, D]."""
+        """The residual spine behind all decoder layers, from the embeddings `x` [rows, D]; where the step's rows are
+        laid over ranks, each has the spine of its own."""
         step = layers.Step(self.config, caches, self.workspace, caller, batch, ranks=self.ranks)
         if self.config.rope.sections is not None:
             step.rotary = self._rotary(caller, batch)
-        spine = make_spine(x, self.model, self.config)
+        spread = step.spread()
+        spine = make_spine(x if spread is None else x[spread.mine], self.model, self.config)
         for number, layer in enumerate(self.model.layers):
             at = caller.at(f"layers.{number:02d}")
-            h = spine.attention_input(at, number)
-            h = at("norm.rms", h, site="input", weight=layer.input_norm, eps=self.config.eps)
-            mixer = _mixer(layer.attention)
-            spine.add_attention(at, number, mixer(step, at, number, h, layer.attention))
-            h = spine.mlp_input(at, number)
-            h = at("norm.rms", h, site="post_attention", weight=layer.post_norm, eps=self.config.eps)
-            spine.add_mlp(at, number, layers.feed_forward(step, at, h, layer.mlp))
-        return spine
+            own = step.on_own_rows(at)
+            h = spine.attention_input(own, number)
+            h = own("norm.rms", h, site="input", weight=layer.input_norm, eps=self.config.eps)
+            h, mixer = step.gathered(at, h, "attention_rows"), _mixer(layer.attention)
+            spine.add_attention(own, number, mixer(step, at, number, h, layer.attention))
+            h = spine.mlp_input(own, number)
+            h = own("norm.rms", h, site="post_attention", weight=layer.post_norm, eps=self.config.eps)
+            spine.add_mlp(own, number, layers.feed_forward(step, at, h, layer.mlp))
+        return spine if spread is None else spread.whole(spine, empty=x[:0])
 
     def _rotary(self, caller: Caller, batch: Batch) -> Tensor:
         """Positions [rows, 3] that the step's rows are turned by, request by request from its first token."""

@@ -16,6 +16,7 @@ from day0check.accelerated import weights as w
 from day0check.accelerated.batch import Batch
 from day0check.accelerated.cache import Caches
 from day0check.accelerated.pools import PoolPlan, plan_pools
+from day0check.accelerated.prefix_chunks import PrefixPlan, attend, plan_prefix
 from day0check.accelerated.workspace import PARTS, Workspace
 from day0check.probe.recorder import Caller, Here
 from day0check.probe.registry import Whole
@@ -24,6 +25,7 @@ from reference.config import ModelConfig
 
 if TYPE_CHECKING:
     from day0check.accelerated.parallel.ranks import Ranks
+    from day0check.accelerated.parallel.spread import Spread
 
 
 @dataclass
@@ -40,12 +42,14 @@ class Step:
     picked: Tensor | None = None
     plan: PoolPlan | None = None
     plan_slots: Tensor | None = None
+    prefix: PrefixPlan | None = field(init=False)  # None where every prefix fits the workspace whole
     rotary: Tensor | None = None  # [rows, 3], where the model turns rows by more than their place in the sequence
     ranks: Ranks | None = None  # where the model is cut over several
     activation: dict = field(init=False)
 
     def __post_init__(self) -> None:
         a = self.config.activation
+        self.prefix = plan_prefix(self.batch, tokens=self.caches.prefix.tokens, page=self.caches.page)
         self.activation = {"activation": a.kind, "beta": a.beta, "linear_beta": a.linear_beta, "limit": a.limit}
 
     def watched(self) -> bool:
@@ -53,8 +57,23 @@ class Step:
         return bool(self.caller.recorder.observers) or self.caller.recorder.heartbeat is not None
 
     def reduced(self, at: Here, y: Tensor, site: str) -> Tensor:
-        """`y` [rows, D], which is this rank's part of a sum where sublayers are cut over ranks, as the sum."""
+        """`y` [rows, D], which is this rank's part of a sum where sublayers are cut over ranks, as the sum: of this
+        rank's rows where they are laid over ranks."""
         return y if self.ranks is None else self.ranks.reduced(at, y, site)
+
+    def spread(self) -> Spread | None:
+        """How the step's rows lie over ranks; None where every rank has all of them."""
+        return None if self.ranks is None else self.ranks.spread
+
+    def on_own_rows(self, at: Here) -> Here:
+        """The place `at`, for calls on the rows that this rank has of the residual spine."""
+        spread = self.spread()
+        return at if spread is None else spread.at(at)
+
+    def gathered(self, at: Here, x: Tensor, site: str) -> Tensor:
+        """All rows of the step, from those that this rank has of the residual spine."""
+        spread = self.spread()
+        return x if spread is None else spread.gathered(at, x, site)
 
     def rotated(self, at: Here, x: Tensor, site: str, layout: str) -> Tensor:
         """`x` [rows, heads, d] rotated at the step's positions, or as it is when the model has no RoPE."""
@@ -193,6 +212,8 @@ def _dense(step: Step, at: Here, layer: int, q: Tensor, cache_scale: Tensor | No
     batch, pool, width = step.batch, step.caches.kv[layer], step.config.mla.kv_lora
     if "kv.gather" in step.caller.covers("mla.attention"):
         keys = {"pool": pool, "table": batch.table, "value_width": width}
+    elif step.prefix is not None:
+        return attend(step, at, layer, q, step.prefix, cache_scale)
     else:
         where = {"table": batch.table, "owner": batch.every, "indices": batch.history}
         gathered = at("kv.gather", pool, row_map=batch.requests, **where)
@@ -204,21 +225,25 @@ def _dense(step: Step, at: Here, layer: int, q: Tensor, cache_scale: Tensor | No
 
 
 def feed_forward(step: Step, at: Here, x: Tensor, p: w.Mlp | w.Moe) -> Tensor:
-    """The second sublayer: a dense MLP, or routed experts (in their latent) plus the shared one."""
+    """The second sublayer: a dense MLP, or routed experts (in their latent) plus the shared one. `x` [rows, D] and what
+    is given are the rows that this rank has of the residual spine."""
     if isinstance(p, w.Mlp):
-        y = at("mlp.dense", x, gate=p.gate, up=p.up, down=p.down, **step.activation)
+        y = at("mlp.dense", step.gathered(at, x, "mlp_rows"), gate=p.gate, up=p.up, down=p.down, **step.activation)
         return step.reduced(at, y, "mlp")
-    if step.ranks is not None and step.ranks.placement is not None:
-        y = step.ranks.routed(step, at, x, p)
+    ranks, own = step.ranks, step.on_own_rows(at)
+    exchanged = ranks is not None and ranks.exchanges()  # then nobody needs all rows for the routed part
+    every = x if exchanged else step.gathered(at, x, "mlp_rows")
+    if ranks is not None and ranks.placement is not None:
+        y = ranks.routed(step, at, every, p)
     else:
-        ids, weights, inner = route(step, at, x, p)
+        ids, weights, inner = route(step, at, every, p)
         y = step.reduced(at, combined(step, at, p, inner, ids, weights), "routed")
-        y = routed_output(step, at, p, y)
+        y = routed_output(step, own, p, y)
     if p.shared is None:
         return y
-    s = p.shared
-    shared = at("moe.shared", x, gate=s.gate, up=s.up, down=s.down, **step.activation)
-    return at("residual.add", y, site="moe", y=step.reduced(at, shared, "shared"))
+    s, every = p.shared, step.gathered(at, x, "shared_rows") if exchanged else every
+    shared = at("moe.shared", every, gate=s.gate, up=s.up, down=s.down, **step.activation)
+    return own("residual.add", y, site="moe", y=step.reduced(at, shared, "shared"))
 
 
 def route(step: Step, at: Here, x: Tensor, p: w.Moe, row_map: RowMap | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,8 @@ from day0check.accelerated.cache import Caches, Tenancy
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.host_tier import HostTier, Parked
 from day0check.accelerated.prefix import Chain, PrefixCache
-from day0check.accelerated.staging import FixedRows, staged
+from day0check.accelerated.prefix_chunks import default_tokens
+from day0check.accelerated.staging import FixedRows, copies, staged
 from day0check.errors import InputError
 from day0check.probe.recorder import Caller
 from day0check.probe.rows import RowMap
@@ -158,7 +159,11 @@ class Scheduler:
             raise InputError(
                 f"the longest request needs {need[0]} pages, there are {pages}", where="schedule.pages", todo="raise it"
             )
-        return self.engine.caches(pages=pages, page=page, slots=batch, snapshots=snapshots, memory=schedule.memory)
+        asked = schedule.prefix_workspace
+        tokens = min(default_tokens(schedule.chunk) if asked is None else asked, pages * page)
+        return self.engine.caches(
+            pages=pages, page=page, slots=batch, snapshots=snapshots, memory=schedule.memory, prefix_tokens=tokens
+        )
 
     def _next_arrival(self) -> int:
         """The step at which something happens while nothing runs."""
@@ -294,7 +299,8 @@ class Scheduler:
         if self.fixed is not None:
             batch = self.fixed.pad(batch)
         with self.caller.recorder.step(phase, batch.rows, self.step):
-            batch = staged(self.caller, batch, self.engine.device)
+            with copies(self.schedule.copies):
+                batch = staged(self.caller, batch, self.engine.device)
             if phase == "prefill":
                 for running, count in taking:
                     self._encode(running, running.computed + count)
@@ -382,10 +388,17 @@ def check(requests: tuple[Request, ...], schedule: Schedule, engine: Engine) -> 
     for name in names:
         if names.count(name) > 1:
             raise InputError("two requests have this id", where=name, todo="give every request its own id")
-    for field_name in ("page", "max_batch", "chunk", "pages", "snapshot_blocks"):
+    for field_name in ("page", "max_batch", "chunk", "pages", "snapshot_blocks", "prefix_workspace"):
         value = getattr(schedule, field_name)
         if value is not None and value < 1:
             raise InputError(f"must be at least 1, is {value}", where=f"schedule.{field_name}", todo="raise it")
+    workspace, together = schedule.prefix_workspace, min(schedule.max_batch, len(requests))
+    if workspace is not None and workspace < together:
+        raise InputError(
+            f"{workspace} rows hold none for each of {together} requests",
+            where="schedule.prefix_workspace",
+            todo="raise it",
+        )
     for event in schedule.events:
         if event.request not in names or event.do not in EVENTS:
             raise InputError(

@@ -32,6 +32,7 @@ CAPABILITIES = frozenset(
         "memory",  # the kinds of memory that a schedule may ask for
         "copies",  # the moments at which copies out of host buffers are made
         "fixed_rows",  # decode steps padded to a fixed number of rows
+        "prefix_workspace",  # prefixes attended to in chunks through memory of a set size
     }
 )
 

@@ -34,6 +34,7 @@ from reference.model import Model
 from reference.weights import Checkpoint
 
 CLOSE = 1e-6  # relative: a setting may have been through float32
+IN_PARTS = {"mla.attention": {"mla.partial": CONTRACTS["mla.partial"].sites}}  # calls of an operator in parts
 _NAMED = 3
 
 STRANGER = "operator that the layer does not have"
@@ -109,6 +110,9 @@ class Source:
         def call(place: str, operator: str, function: Callable, *args: Any, site: str = "", **kwargs: Any) -> Any:
             tap = ".".join(p for p in (place, operator, site) if p)
             found[tap] = self._recorded(tap, operator, args, kwargs)
+            for part, sites in IN_PARTS.get(operator, {}).items():
+                taps = (f"{place}.{part}.{at}" for at in sites)
+                found.update({t: replace(found[tap], tap=t, operator=part) for t in taps})
             return function(*args, **kwargs)
 
         if part == "vision":
