@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from day0check.probe import capture
 from day0check.probe.capture import Capture, Digests
 from day0check.probe.digest import digest, lanes
 from day0check.probe.recorder import Caller, Recorder
@@ -115,6 +116,40 @@ def test_digests_are_numbers_only_and_those_of_the_call():
     y0, y1 = run_two_steps(Digests(lines.append, {"norm.rms"}))
     assert [line["digest"] for line in lines] == [digest(y0), digest(y1)]
     assert lines[0]["tap"] == "layers.02.norm.rms.input"
+
+
+def test_digests_of_a_device_are_fetched_once_when_all_is_over(monkeypatch):
+    """Catches an observer that waits for the device while the case runs: it hides what only shows without waits."""
+    lines, waits = [], []
+
+    def waiting(name):
+        real = getattr(torch.Tensor, name)
+        return lambda tensor, *args: (waits.append(name), real(tensor, *args))[1]
+
+    class Observed(Digests):
+        def end_case(self):
+            assert (lines, waits) == ([], [])
+            super().end_case()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(capture, "_on_host", lambda tensor: False)
+        for name in ("cpu", "item", "tolist", "numpy", "__int__", "__bool__", "__float__"):
+            patched.setattr(torch.Tensor, name, waiting(name))
+        y0, y1 = run_two_steps(Observed(lines.append, {"norm.rms"}))
+    assert [line["digest"] for line in lines] == [digest(y0), digest(y1)]
+    assert waits.count("cpu") == 1
+
+
+def test_many_digests_of_a_device_are_fetched_before_the_end(monkeypatch):
+    """Catches digests of a long case that fill a device's memory."""
+    lines = []
+    monkeypatch.setattr(capture, "_on_host", lambda tensor: False)
+    monkeypatch.setattr(capture, "HELD", 1)
+    observer = Digests(lines.append, {"norm.rms"})
+    recorder = Recorder([observer])
+    with recorder.step("prefill", ROWS, 0):
+        Caller(TABLE, recorder).at("layers.02")("norm.rms", torch.ones(4, 3), by=3)
+    assert len(lines) == 1
 
 
 @settings(max_examples=60, deadline=None)
