@@ -1,4 +1,5 @@
-"""How a budget of bytes becomes pools: state slots first, then pages and the snapshots that go with them.
+"""How a budget of bytes becomes pools: state slots and the prefix workspace first, then pages and the snapshots that go
+with them.
 
 The bytes of a page and of a slot are those of the caches themselves, made without memory; nothing is estimated.
 """
@@ -15,28 +16,40 @@ from day0check.accelerated.records import Formats
 from day0check.errors import UsageError
 from reference.config import ModelConfig
 
+MOST_ROWS = 16384  # of a prefix workspace that nobody has sized, and at most one byte in SHARE of the budget
+SHARE = 16
+
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes over all layers: of a page of latents and index keys, and of the states of one request."""
+    """Bytes over all layers: of a page of latents and index keys, and of the states of one request; and of a row of the
+    prefix workspace, which all layers share (0 where none attends to a whole prefix)."""
 
     page: int
     state: int
+    prefix_row: int = 0
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What was made of the budgets. `snapshots` is 0 without a prefix cache, `host_pages` without a host tier."""
+    """What was made of the budgets. `snapshots` is 0 without a prefix cache, `host_pages` without a host tier,
+    `prefix_tokens` (rows of the prefix workspace) where no layer needs it."""
 
     pages: int
     slots: int
     snapshots: int
     host_pages: int
     sizes: Sizes
+    prefix_tokens: int = 0
+
+    @property
+    def prefix_bytes(self) -> int:
+        return self.prefix_tokens * self.sizes.prefix_row
 
     @property
     def device_bytes(self) -> int:
-        return self.pages * self.sizes.page + (self.slots + self.snapshots) * self.sizes.state
+        pools = self.pages * self.sizes.page + (self.slots + self.snapshots) * self.sizes.state
+        return pools + self.prefix_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -45,19 +58,35 @@ class Partition:
     def __str__(self) -> str:
         text = f"{self.pages} pages of {self.sizes.page} bytes, {self.slots} slots"
         text += f" and {self.snapshots} snapshots" if self.snapshots else ""
-        text += f" of {self.sizes.state} bytes: {self.device_bytes} bytes"
+        text += f" of {self.sizes.state} bytes"
+        text += f", a prefix workspace of {self.prefix_tokens} rows: {self.prefix_bytes} bytes" * bool(
+            self.prefix_tokens
+        )
+        text += f"; {self.device_bytes} bytes in all" if self.prefix_tokens else f": {self.device_bytes} bytes"
         return text + (f"; on the host {self.host_pages} pages: {self.host_bytes} bytes" if self.host_pages else "")
 
 
 def sizes_of(config: ModelConfig, *, page: int, dtype: torch.dtype, formats: Formats | None = None) -> Sizes:
     """Bytes of a page of `page` positions and of a slot, from caches on the device "meta"."""
-    one = Caches(config, pages=1, page=page, slots=1, dtype=dtype, device=torch.device("meta"), formats=formats)
+    like = {"dtype": dtype, "device": torch.device("meta"), "formats": formats, "prefix_tokens": 1}
+    one = Caches(config, pages=1, page=page, slots=1, **like)
 
     def total(kinds: tuple[str, ...]) -> int:
         pools = [pool for kind in kinds for pool in getattr(one, kind).values()]
         return sum(math.prod(pool.shape) * pool.element_size() for pool in pools)
 
-    return Sizes(total(PAGED), total(STATES))
+    return Sizes(total(PAGED), total(STATES), one.prefix.bytes)
+
+
+def workspace_rows(
+    sizes: Sizes, *, slots: int, positions: int, asked: int | None = None, cache_bytes: int | None = None
+) -> int:
+    """Rows of the prefix workspace: `asked`, or a part of the budget, a row of each request at least; never more than
+    the `positions` that all pages hold."""
+    if asked is None:
+        share = cache_bytes // SHARE // sizes.prefix_row if cache_bytes is not None and sizes.prefix_row else MOST_ROWS
+        asked = max(slots, min(MOST_ROWS, share))
+    return min(asked, max(slots, positions))
 
 
 def partition(
@@ -69,22 +98,36 @@ def partition(
     pages: int | None = None,
     snapshot_blocks: int | None = None,
     host_bytes: int = 0,
+    prefix_tokens: int = 0,
 ) -> Partition:
     """`cache_bytes` divided among `slots` requests of up to `longest` pages; without it as many pages as are asked for.
 
-    `snapshot_blocks`: a snapshot for so many pages, None without a prefix cache. Raises UsageError when the budget does
-    not hold one request, or the host's not a page, and says what would.
+    `snapshot_blocks`: a snapshot for so many pages, None without a prefix cache. `prefix_tokens`: rows of the prefix
+    workspace. Raises UsageError when the budget does not hold one request, the host's not a page, or the workspace not
+    a row of each request, and says what would.
     """
+    workspace = 0
+    if sizes.prefix_row and prefix_tokens:
+        if prefix_tokens < slots:
+            raise UsageError(
+                f"{prefix_tokens} rows hold none for each of {slots} requests",
+                where="--prefix-workspace",
+                todo=f"give at least {slots}, or lower --max-batch",
+            )
+        workspace = prefix_tokens
+    fixed = slots * sizes.state + workspace * sizes.prefix_row
     per_page = sizes.page + (sizes.state / snapshot_blocks if snapshot_blocks else 0)
     if cache_bytes is not None:
-        left = cache_bytes - slots * sizes.state
+        left = cache_bytes - fixed
         pages = min(int(left // per_page) if per_page and left > 0 else 0, pages or (1 << 62))
         if pages < longest:
-            need = slots * sizes.state + math.ceil(longest * per_page)
+            need = fixed + math.ceil(longest * per_page)
+            beside = f", {workspace} rows of a prefix workspace" if workspace else ""
+            options = ["--max-batch", "--max-model-len", *(["--prefix-workspace"] if workspace else [])]
             raise UsageError(
-                f"{cache_bytes} bytes hold {slots} states and {pages} pages, a request may need {longest}",
+                f"{cache_bytes} bytes hold {slots} states{beside} and {pages} pages, a request may need {longest}",
                 where="--cache-bytes",
-                todo=f"give at least {need}, or lower --max-batch or --max-model-len",
+                todo=f"give at least {need}, or lower {' or '.join(options)}",
             )
         pages = min(pages, _useful(slots, longest, snapshot_blocks))
     elif pages is None:
@@ -96,7 +139,7 @@ def partition(
             need = slots * sizes.state + sizes.page
             raise UsageError(f"{host_bytes} bytes hold no page", where="--host-bytes", todo=f"give at least {need}")
     snapshots = pages // snapshot_blocks if snapshot_blocks and sizes.state else 0
-    return Partition(pages, slots, snapshots, host_pages, sizes)
+    return Partition(pages, slots, snapshots, host_pages, sizes, workspace)
 
 
 def _useful(slots: int, longest: int, snapshot_blocks: int | None) -> int:

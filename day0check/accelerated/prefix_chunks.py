@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from day0check.accelerated.layers import Step
 
 LEAST_TOKENS = 512  # of a workspace that nobody has sized
-SERVER_TOKENS = 16384  # of a server's
 
 
 def default_tokens(chunk: int | None) -> int:
@@ -50,6 +49,10 @@ class PrefixWorkspace:
         self.tokens = tokens if size else 0
         kind = "" if memory == "strided" else memory  # views of it are cut to each layer's rows
         self.memory = new_pool((self.tokens * size,), dtype=torch.uint8, device=device, memory=kind)
+
+    @property
+    def bytes(self) -> int:
+        return self.memory.numel()
 
     def rows(self, shape: torch.Size, width: int, dtype: torch.dtype) -> Tensor:
         """[requests, n, width] of `dtype` for the chunk of `shape` [requests, n]; good until it is taken again."""

@@ -35,6 +35,7 @@ MIB = 1 << 20
 @click.option("--page", type=click.IntRange(1), default=64, show_default=True, help="Positions of a cache page.")
 @click.option("--pages", type=click.IntRange(1), help="Pages of the cache.  [default: enough for all]")
 @click.option("--cache-bytes", type=Bytes(), help="For pages and states, as 512M or 8G.  [default: enough for all]")
+@click.option("--prefix-workspace", type=click.IntRange(1), metavar="ROWS", help="Of prefix chunks.  [default: 16384]")
 @click.option("--host-bytes", type=Bytes(), help="Of the host tier, for requests that must give way.  [default: none]")
 @click.option("--prefix-cache", is_flag=True, help="Begin behind prefixes that earlier requests have computed.")
 @click.option("--snapshot-blocks", type=click.IntRange(1), default=1, show_default=True, help="Pages between states.")
@@ -118,6 +119,7 @@ def make_service(given: dict[str, Any]) -> Any:
             snapshot_blocks=given["snapshot_blocks"],
             cache_bytes=given["cache_bytes"],
             host_bytes=given["host_bytes"] or 0,
+            prefix_workspace=given["prefix_workspace"],
             formats=CACHES.get(given["profile"], Formats()),
         ),
         operators,

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from day0check.accelerated.budget import Sizes, partition, sizes_of
+from day0check.accelerated.budget import Sizes, partition, sizes_of, workspace_rows
 from day0check.accelerated.cache import PAGED, STATES, Caches
 from day0check.accelerated.host_tier import HostTier
 from day0check.accelerated.records import Formats, record_bytes
@@ -25,11 +25,30 @@ def test_the_sizes_are_those_of_the_memory_itself(name, formats):
     """Catches a pool, a layer or a format that the budget forgot."""
     config = preset(name).config()
     sizes = sizes_of(config, page=16, dtype=torch.bfloat16, formats=formats)
-    parts = partition(sizes, slots=3, longest=4, cache_bytes=1 << 20, snapshot_blocks=2, host_bytes=1 << 19)
+    kept = {"cache_bytes": 1 << 20, "snapshot_blocks": 2, "host_bytes": 1 << 19, "prefix_tokens": 40}
+    parts = partition(sizes, slots=3, longest=4, **kept)
     like = {"page": 16, "dtype": torch.bfloat16, "device": torch.device("cpu"), "formats": formats}
+    like["prefix_tokens"] = parts.prefix_tokens
     caches = Caches(config, pages=parts.pages, slots=parts.slots, snapshots=parts.snapshots, **like)
-    assert allocated(caches, PAGED + STATES) == parts.device_bytes <= 1 << 20
+    assert allocated(caches, PAGED + STATES) + caches.prefix.bytes == parts.device_bytes <= 1 << 20
+    dense = "mla" in config.layers
+    assert (caches.prefix.bytes > 0, parts.prefix_tokens) == (dense, 40 * dense)
     assert HostTier(caches, pages=parts.host_pages).bytes == parts.host_bytes <= 1 << 19
+
+
+def test_a_workspace_has_a_row_for_each_request():
+    """Catches a prefix workspace that a full step cannot use, and a default that eats a small budget."""
+    sizes = Sizes(page=4096, state=100, prefix_row=96)
+    with pytest.raises(UsageError, match="3 rows hold none for each of 4"):
+        partition(sizes, slots=4, longest=2, prefix_tokens=3)
+    assert workspace_rows(sizes, slots=4, positions=1 << 20) == 16384
+    assert workspace_rows(sizes, slots=4, positions=1000) == 1000
+    assert workspace_rows(sizes, slots=4, positions=1 << 20, asked=77) == 77
+    small = workspace_rows(sizes, slots=4, positions=1 << 20, cache_bytes=1 << 18)
+    assert 4 < small * 96 <= (1 << 18) // 16
+    parts = partition(sizes, slots=4, longest=2, cache_bytes=1 << 18, prefix_tokens=small)
+    assert f"a prefix workspace of {small} rows: {small * 96} bytes" in str(parts)
+    assert parts.device_bytes <= 1 << 18 < parts.device_bytes + 4096 or parts.pages == 8
 
 
 @settings(max_examples=30, deadline=None)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from day0check.accelerated.budget import Partition, partition, sizes_of
+from day0check.accelerated.budget import Partition, partition, sizes_of, workspace_rows
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.prefix import PrefixCounters
 from day0check.accelerated.records import Formats
@@ -38,7 +38,8 @@ STALL_SECONDS = 60.0  # a step that takes longer is taken for a hang
 class EngineOptions:
     """`pages` None: what `cache_bytes` holds, or as many as `max_batch` requests of `max_model_len` positions fill.
 
-    `mixed`, `prefix_cache` and `snapshot_blocks` as in `types.Schedule`; `host_bytes`: of the host tier, 0 for none.
+    `mixed`, `prefix_cache` and `snapshot_blocks` as in `types.Schedule`; `host_bytes`: of the host tier, 0 for none;
+    `prefix_workspace`: rows of the workspace for prefixes, None: as `budget.workspace_rows` says.
     """
 
     model_dir: Path
@@ -57,6 +58,7 @@ class EngineOptions:
     cache_bytes: int | None = None
     host_bytes: int = 0
     formats: Formats | None = None
+    prefix_workspace: int | None = None
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,9 @@ class EngineThread:
                 prefix_cache=o.prefix_cache,
                 snapshot_blocks=o.snapshot_blocks,
                 host_pages=parts.host_pages,
+                prefix_workspace=parts.prefix_tokens or None,
             )
+            sizes["prefix_tokens"] = parts.prefix_tokens
             self._live = self._kind(engine, schedule, Caller(self.operators), caches=engine.caches(**sizes))
             note(f"{parts} ({o.page} positions a page)")
         with self._measured("warm up operators") as note:
@@ -300,14 +304,19 @@ class EngineThread:
 
     def _partition(self, engine: Engine, longest: int) -> Partition:
         o = self.options
+        sizes = sizes_of(self.config, page=o.page, dtype=o.dtype, formats=engine.formats)
+        positions = (o.pages or o.max_batch * longest) * o.page
         return partition(
-            sizes_of(self.config, page=o.page, dtype=o.dtype, formats=engine.formats),
+            sizes,
             slots=o.max_batch,
             longest=longest,
             cache_bytes=o.cache_bytes,
             pages=o.pages,
             snapshot_blocks=o.snapshot_blocks if o.prefix_cache else None,
             host_bytes=o.host_bytes,
+            prefix_tokens=workspace_rows(
+                sizes, slots=o.max_batch, positions=positions, asked=o.prefix_workspace, cache_bytes=o.cache_bytes
+            ),
         )
 
     @contextmanager
