@@ -26,6 +26,11 @@ def all_reduce(parts: Tensor, *, round: Round = exact) -> Tensor:
     return round("out", total).to(parts.dtype)
 
 
+def reduce_scatter(parts: Tensor, *, round: Round = exact) -> Tensor:
+    """`all_reduce` for a rank's own rows alone: their parts of all ranks, parts [own rows, N, D] -> [own rows, D]."""
+    return all_reduce(parts, round=round)
+
+
 def all_gather(x: Tensor, *, group: Any, axis: int, sizes: tuple[int, ...]) -> Tensor:
     """`x` of every rank in order of rank, joined along `axis`, of which rank r has sizes[r]; bytes unchanged."""
     return torch.cat(group.parts(x, axis=axis, sizes=sizes), dim=axis)

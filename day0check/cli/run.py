@@ -41,6 +41,7 @@ class Wish:
     time_limit_s: float | None
     tp: int = 1
     ep: int = 1
+    sums: str = "all_reduce"
     scheduler: str | None = None  # of the server, in service cases
     further_layout: dict[str, Any] = field(default_factory=dict)  # of a known fault that needs more than the two
 
@@ -48,7 +49,12 @@ class Wish:
     def layout(self) -> dict[str, Any]:
         """The layout as a plan has it; empty for one device."""
         cut = self.tp > 1 or self.ep > 1
-        return {**self.further_layout, "tensor_parallel": self.tp, "expert_parallel": self.ep} if cut else {}
+        return {**self.further_layout, **self.layout_named()} if cut else {}
+
+    def layout_named(self) -> dict[str, Any]:
+        """The layout as a verdict names it; how sums are taken only where it is not the usual way."""
+        named: dict[str, Any] = {"tensor_parallel": self.tp, "expert_parallel": self.ep}
+        return named if self.sums == "all_reduce" else {**named, "sums": self.sums}
 
 
 @click.command()
@@ -59,6 +65,13 @@ class Wish:
 @click.option("--fault", metavar="ID", help="Lay this known fault over the backend, on its own model and case.")
 @click.option(
     "--tp", type=int, default=1, show_default=True, metavar="N", help="Ranks that heads and columns are cut over."
+)
+@click.option(
+    "--sums",
+    type=click.Choice(["all_reduce", "reduce_scatter"]),
+    default="all_reduce",
+    show_default=True,
+    help="Where the sums of --tp go: to every rank, or each row's to one (sequence parallel).",
 )
 @click.option("--ep", type=int, default=1, show_default=True, metavar="N", help="Ranks that experts are laid over.")
 @click.option("--device", default="cpu", show_default=True, help="Where the candidate runs, as torch names it.")
@@ -159,7 +172,8 @@ def with_fault(wish: Wish, fault: str, *, given: frozenset[str]) -> Wish:
         selectors=wish.selectors or (located.case,),
         tp=wish.tp if "tp" in given else entry.layout.get("tensor_parallel", 1),
         ep=wish.ep if "ep" in given else entry.layout.get("expert_parallel", 1),
-        further_layout=entry.layout,
+        sums=wish.sums if "sums" in given else entry.layout.get("sums", "all_reduce"),
+        further_layout={key: value for key, value in entry.layout.items() if key != "sums"},
     )
 
 
@@ -173,7 +187,7 @@ def prepare(wish: Wish) -> tuple[Model, tuple[RunCase, ...]]:
     from day0check.contracts.profiles import profile_named
 
     profile_named(wish.profile)
-    layout_of({"tensor_parallel": wish.tp, "expert_parallel": wish.ep})
+    layout_of(wish.layout_named())
     loader.parse(wish.backend)
     if wish.ops is not None:
         loader.check_operators_file(wish.ops)
@@ -283,7 +297,7 @@ def model_record(wish: Wish, model: Model) -> dict[str, Any]:
         "layers": len(model.config.layers),
         "backend": wish.backend.rpartition("/")[2],
         "device": wish.device,
-        "layout": {"tensor_parallel": wish.tp, "expert_parallel": wish.ep},
+        "layout": wish.layout_named(),
     }
     if wish.ops is not None:
         file = Path(wish.ops)

@@ -3,6 +3,12 @@ records are joined before they are judged (`joined`)."""
 
 from day0check.contracts.contract import Contract, Direction, Form, Result, rows, static
 
+_SUBLAYERS = ("attention", "mlp", "routed", "shared")
+_SUMS = (
+    Form("float32", ("out",), "one rounding, in any order of ranks"),
+    Form("running", ("partial", "out"), "the running sum is kept in the activation type"),
+)
+
 CONTRACTS = (
     Contract(
         "comm.all_reduce",
@@ -12,12 +18,22 @@ CONTRACTS = (
         (Result("y", "rows D"),),
         "reference.comm:all_reduce",
         points=("partial", "out"),
-        forms=(
-            Form("float32", ("out",), "one rounding, in any order of ranks"),
-            Form("running", ("partial", "out"), "the running sum is kept in the activation type"),
-        ),
+        forms=_SUMS,
         hard_inputs=("plain", "cancellation", "uneven_rows", "one_rank"),
-        sites=("attention", "mlp", "routed", "shared"),
+        sites=_SUBLAYERS,
+        directions=(Direction("parts", "parts"),),
+    ),
+    Contract(
+        "comm.reduce_scatter",
+        "compute",
+        "sum over ranks for the rows of this rank alone: their parts of all ranks, which came by comm.all_to_all",
+        (rows("parts", "rows N D"),),
+        (Result("y", "rows D"),),
+        "reference.comm:reduce_scatter",
+        points=("partial", "out"),
+        forms=_SUMS,
+        hard_inputs=("plain", "cancellation", "uneven_rows", "one_rank"),
+        sites=_SUBLAYERS,
         directions=(Direction("parts", "parts"),),
     ),
     Contract(
@@ -27,7 +43,7 @@ CONTRACTS = (
         (rows("x", "rows ...", "any"), static("group"), static("axis"), static("sizes")),
         (Result("y", "rows ...", "any"),),
         "reference.comm:all_gather",
-        sites=("attention", "mlp", "routed", "shared", "rows", "logits"),
+        sites=(*_SUBLAYERS, "rows", "attention_rows", "mlp_rows", "shared_rows", "output_rows", "logits"),
         joined=True,
     ),
     Contract(
@@ -37,7 +53,7 @@ CONTRACTS = (
         (rows("x", "rows ...", "any"), static("group"), static("send"), static("receive")),
         (Result("y", "pairs ...", "any", rows=""),),
         "reference.comm:all_to_all",
-        sites=("ids", "dispatch", "combine"),
+        sites=("ids", "dispatch", "combine", *_SUBLAYERS),
         joined=True,
     ),
 )

@@ -12,7 +12,7 @@ ROWS, RANKS, WIDTH = 37, 4, 96
 Arguments = tuple[Any, dict[str, Any]]
 
 
-def _all_reduce(d: Draw, name: str) -> Arguments:
+def _sum_of_parts(d: Draw, name: str) -> Arguments:
     if name == "one_rank":
         return d.act(ROWS, 1, WIDTH), {}
     if name != "cancellation":
@@ -21,4 +21,4 @@ def _all_reduce(d: Draw, name: str) -> Arguments:
     return d.to(first * (1 + 2.0**-6 * d.raw(ROWS, RANKS, 1))), {}
 
 
-GENERATORS: dict[str, Generator] = {"comm.all_reduce": _all_reduce}
+GENERATORS: dict[str, Generator] = {"comm.all_reduce": _sum_of_parts, "comm.reduce_scatter": _sum_of_parts}

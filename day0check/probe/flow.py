@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .recorder import Call, Observer
 
-GATHER, REDUCE = "comm.all_gather", "comm.all_reduce"
+MOVES, REDUCES = ("comm.all_gather", "comm.all_to_all"), ("comm.all_reduce", "comm.reduce_scatter")
 LINEAR = ("moe.combine",)  # of parts they give parts
 MARK = "partial@"
 MISSING, TWICE = "used before it is reduced", "reduced although it is whole"
@@ -29,6 +29,7 @@ class Flow(Observer):
         self.sink = sink
         self._values: Dict[int, Tuple[StorageWeakRef, str, Call]] = {}  # storage -> its claim and who made it
         self._found: Dict[Tuple[str, str], Dict[str, Any]] = {}
+        self._sum = REDUCES[0]  # the operator by which parts were summed last
 
     def before(self, call: Call) -> List[Tuple[str, Call]]:
         """The claims of the arguments that are known."""
@@ -41,13 +42,14 @@ class Flow(Observer):
 
     def after(self, call: Call, token: List[Tuple[str, Call]], results: Tuple[Any, ...]) -> None:
         parts = [made for claim, made in token if MARK in claim]
-        if call.operator == REDUCE:
+        if call.operator in REDUCES:
+            self._sum = call.operator
             whole = [made for claim, made in token if MARK not in claim]
             for made in parts:
                 self._keep(made, call, "")
             for _ in whole:
                 self._keep(call, call, TWICE)
-        elif call.operator != GATHER and call.operator not in LINEAR:
+        elif call.operator not in MOVES and call.operator not in LINEAR:
             for made in parts:
                 self._keep(made, call, MISSING)
         self._remember(call, token, results)
@@ -68,7 +70,7 @@ class Flow(Observer):
         return None if found is None else found[1:]
 
     def _remember(self, call: Call, token: List[Tuple[str, Call]], results: Tuple[Any, ...]) -> None:
-        if call.operator == GATHER:  # gathered parts are parts still, gathered wholes are wholes
+        if call.operator in MOVES:  # parts that were gathered or sent are parts still, wholes are wholes
             if not token:
                 return
             claims, made = [token[0][0]], token[0][1]
@@ -87,15 +89,16 @@ class Flow(Observer):
         at = (made.tap, made.phase)
         known = self._found.get(at)
         if known is None or (known["passed"] and pattern):
-            self._found[at] = record(made, reader, pattern)
+            self._found[at] = record(made, reader, pattern, operator=self._sum)
 
 
 def _without_tensors(call: Call) -> Call:
     return Call(call.place, call.operator, call.site, call.phase, call.step, call.order, call.rows, (), {}, call.dims)
 
 
-def record(made: Call, reader: Call, pattern: str) -> Dict[str, Any]:
-    """The record of one value, as the JSON form of a Measure. What is missing or too much is a reduction."""
+def record(made: Call, reader: Call, pattern: str, *, operator: str = REDUCES[0]) -> Dict[str, Any]:
+    """The record of one value, as the JSON form of a Measure. What is missing or too much is a reduction: `operator`,
+    by which this run sums."""
     if pattern == MISSING:
         text = f"{made.tap} is one rank's part of a sum, and {reader.tap} reads it before the parts are summed"
     elif pattern == TWICE:
@@ -105,7 +108,7 @@ def record(made: Call, reader: Call, pattern: str) -> Dict[str, Any]:
     request, position = (made.rows.address(0) if len(made.rows) else (None, None)) if pattern else (None, None)
     return {
         "tap": f"{made.tap}.reduced",
-        "operator": REDUCE,
+        "operator": operator,
         "kind": "move",
         "phase": made.phase,
         "layer": made.layer,

@@ -19,6 +19,11 @@ def all_reduce(parts: Tensor) -> Tensor:
     return wide(parts).sum(1).to(parts.dtype)
 
 
+def reduce_scatter(parts: Tensor) -> Tensor:
+    """Sum over the ranks of the parts of this rank's own rows, as in `all_reduce`: [own rows, N, D] -> [own rows, D]."""
+    return wide(parts).sum(1).to(parts.dtype)
+
+
 def all_gather(x: Tensor, *, group: Any, axis: int, sizes: Sequence[int]) -> Tensor:
     """`x` of every rank of `group` in order, joined along `axis`; rank r has sizes[r] there."""
     return torch.cat(group.parts(x, axis=axis, sizes=sizes), axis)

@@ -16,13 +16,12 @@ from torch import Tensor
 from day0check.accelerated import layers
 from day0check.accelerated.parallel.group import Group
 from day0check.accelerated.parallel.layout import Placement, cut
+from day0check.accelerated.parallel.pace import Pace
 from day0check.accelerated.weights import Moe
-from day0check.probe.recorder import Here, Recorder
+from day0check.probe.recorder import Here
 
 if TYPE_CHECKING:
     from day0check.accelerated.layers import Step
-
-STAGE = 16  # execution numbers of one stage: more than it has calls, so that ranks count alike whatever they skip
 
 
 @dataclass(frozen=True)
@@ -34,27 +33,21 @@ class Pairs:
     receive: tuple[int, ...]
 
 
-class Pace:
-    """Lets every rank's execution numbers go on from the same one at each stage: a rank without rows skips calls."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._next = recorder, recorder.order
-
-    def stage(self) -> None:
-        self._next += STAGE
-        self._recorder.order = max(self._recorder.order, self._next)
-
-
 def exchanged(step: Step, at: Here, x: Tensor, p: Moe, *, group: Group, placement: Placement) -> Tensor:
-    """The routed part [rows, D] of a sublayer; `x` [rows, D] is on every rank, each routes its share of the rows."""
-    shares = cut(x.shape[0], group.size)
+    """The routed part [rows, D] of a sublayer; `x` [rows, D] is on every rank, each routes its share of the rows.
+
+    Where the rows are laid over ranks, `x` and what is given are this rank's share.
+    """
+    spread = step.ranks.spread
+    shares = cut(x.shape[0], group.size) if spread is None else spread.shares
     start, stop = shares[group.rank]
+    share = x[start:stop] if spread is None else x
     pace = Pace(step.caller.recorder)
     rows = step.batch.rows.take(range(start, stop)) if step.watched() else None
     mine, k = stop > start, step.config.moe.topk
     pairs, order, ids = x[:0], None, torch.empty(0, dtype=torch.int64, device=x.device)
     if mine:
-        chosen, weights, inner = layers.route(step, at, x[start:stop], p, rows)
+        chosen, weights, inner = layers.route(step, at, share, p, rows)
         pairs, order, _, _ = at("moe.dispatch", inner, row_map=rows, ids=chosen, experts=len(placement.owners))
         ids = chosen.flatten()[order]
     elif p.down is not None:
@@ -80,6 +73,8 @@ def exchanged(step: Step, at: Here, x: Tensor, p: Moe, *, group: Group, placemen
         y = at("moe.combine", in_order, row_map=rows, order=order, weights=weights)
         y = layers.routed_output(step, at, p, y, rows)
     pace.stage()
+    if spread is not None:
+        return y
     sizes = tuple(b - a for a, b in shares)
     return at("comm.all_gather", y, site="rows", row_map=rows, group=group, axis=0, sizes=sizes)
 

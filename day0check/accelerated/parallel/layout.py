@@ -14,8 +14,10 @@ from typing import Any, Literal
 from day0check.errors import UsageError
 
 TENSOR, EXPERT, DISPATCH, REDUNDANT = "tensor_parallel", "expert_parallel", "expert_dispatch", "redundant_experts"
-KEYS = (TENSOR, EXPERT, DISPATCH, REDUNDANT)
+SUMS = "sums"
+KEYS = (TENSOR, EXPERT, DISPATCH, REDUNDANT, SUMS)
 TRANSPORTS = ("all_to_all", "reduce")
+SUMMED = ("all_reduce", "reduce_scatter")
 MOST_RANKS = 64
 Range = tuple[int, int]
 
@@ -26,13 +28,16 @@ class Layout:
 
     `dispatch` "all_to_all": each rank routes its share of the rows and sends their pairs to the experts' ranks;
     "reduce": every rank routes all rows, computes the pairs of its own experts, and the sums are reduced.
-    `redundant`: so many experts, the first ones, have a replica on the next rank.
+    `redundant`: so many experts, the first ones, have a replica on the next rank. `sums` "all_reduce": every rank gets
+    every sum of tensor parallel parts; "reduce_scatter": each gets those of its share of the rows, and holds the
+    residual spine of these alone.
     """
 
     tensor: int = 1
     expert: int = 1
     dispatch: Literal["all_to_all", "reduce"] = "all_to_all"
     redundant: int = 0
+    sums: Literal["all_reduce", "reduce_scatter"] = "all_reduce"
 
     @property
     def world(self) -> int:
@@ -44,7 +49,7 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
     tensor, expert, redundant = (
         int(settings.get(key, least)) for key, least in ((TENSOR, 1), (EXPERT, 1), (REDUNDANT, 0))
     )
-    dispatch = settings.get(DISPATCH, "all_to_all")
+    dispatch, sums = settings.get(DISPATCH, "all_to_all"), settings.get(SUMS, "all_reduce")
     for option, count in (("--tp", tensor), ("--ep", expert)):
         if not 1 <= count <= MOST_RANKS:
             raise UsageError(f"{count} ranks", where=option, todo=f"give 1 to {MOST_RANKS}")
@@ -57,7 +62,11 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
         raise UsageError(f"there is no {dispatch!r}", where=DISPATCH, todo=f"known: {', '.join(TRANSPORTS)}")
     if redundant < 0 or (redundant and expert == 1):
         raise UsageError(f"{redundant} redundant experts", where=REDUNDANT, todo="they need more than one rank: --ep 2")
-    return Layout(tensor, expert, dispatch, redundant)
+    if sums not in SUMMED:
+        raise UsageError(f"there is no {sums!r}", where=SUMS, todo=f"known: {', '.join(SUMMED)}")
+    if sums != "all_reduce" and tensor == 1:
+        raise UsageError("there are no sums of tensor parallel parts", where="--sums", todo="it needs ranks: --tp 2")
+    return Layout(tensor, expert, dispatch, redundant, sums)
 
 
 def cut(count: int, parts: int, *, unit: int = 1) -> tuple[Range, ...]:

@@ -1,0 +1,82 @@
+"""Rows of the residual spine laid over ranks: sums are scattered, norms run on own rows, and it is still one model."""
+
+import pytest
+import torch
+from thread_ranks import run_ranks
+
+from day0check.backends.accelerated import Accelerated
+from day0check.probe.recorder import Observer, Recorder
+from day0check.types import Request, Schedule, Turn
+from reference.presets import preset_dir
+
+TP, EP = "tensor_parallel", "expert_parallel"
+SCATTERED = {"sums": "reduce_scatter"}
+CLOSE = 1e-5  # of float32 sums in another order, over eight layers
+
+
+class Rows(Observer):
+    """Rows of the residual spine by (tap, phase, step, request, position), and how many each call had."""
+
+    def __init__(self):
+        self.values, self.sizes = {}, {}
+
+    def after(self, call, token, results):
+        if call.operator in ("residual.add", "residual.update"):
+            assert len(call.rows) == results[0].shape[0]
+            self.sizes[call.tap, call.phase, call.step] = len(call.rows)
+            for row, value in enumerate(results[0].clone()):
+                self.values[(call.tap, call.phase, call.step, *call.rows.address(row))] = value
+
+
+def text(seed, count):
+    return tuple(torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+def requests():
+    """Two requests: prompts whose rows do not come out even, and decode steps of two rows."""
+    return Request("a", (Turn(text(1, 21)),), 3), Request("b", (Turn(text(2, 9)),), 3)
+
+
+def alone(model, schedule):
+    backend, seen = Accelerated(), Rows()
+    backend.load(str(preset_dir(model)), "fp32", "cpu", {})
+    return backend.run(requests(), schedule, Recorder([seen])), seen.values
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("fault-ranks", {TP: 2}),
+        ("fault-ranks", {TP: 4, EP: 4}),
+        ("fault-ranks", {TP: 2, EP: 2, "expert_dispatch": "reduce", "redundant_experts": 5}),
+        ("tiny-glm-5", {TP: 2}),  # with a draft layer, whose sums go to all
+        ("tiny", {TP: 2, EP: 2}),  # attention residuals
+    ],
+    ids=lambda v: v if isinstance(v, str) else "-".join(f"{k[:2]}{n}" for k, n in v.items()),
+)
+def test_own_rows_of_all_ranks_are_the_model(model, layout):
+    """Catches a row that is lost or computed twice between ranks, a sum of other rows than the rank's own, and a spine
+    that every rank holds whole although its sums are scattered."""
+    schedule = Schedule(chunk=15, max_batch=2)
+    expected, values = alone(model, schedule)
+    seen = {rank: Rows() for rank in range(layout[TP])}
+    found = run_ranks(preset_dir(model), "fp32", layout | SCATTERED, requests(), schedule, lambda rank: [seen[rank]])
+    assert [outputs for outputs, _ in found] == [expected] * layout[TP]
+    draft = {at for at in values if at[0].startswith(f"layers.{_layers(model):02d}")}
+    together = {}
+    for rank in seen:
+        own = {at: value for at, value in seen[rank].values.items() if at not in draft}
+        if layout[TP] == 2:
+            assert not together.keys() & own.keys()  # each row on one rank
+        together |= own
+    assert together.keys() == values.keys() - draft
+    for at, value in together.items():
+        assert (value - values[at]).norm() < CLOSE * values[at].norm(), at
+    counts = {at: [seen[rank].sizes[at] for rank in seen] for at in seen[0].sizes if at[1] == "prefill"}
+    assert any(len(set(each)) > 1 for each in counts.values())  # rows that do not come out even
+
+
+def _layers(model):
+    from reference.weights import Checkpoint
+
+    return len(Checkpoint(preset_dir(model)).config.layers)
