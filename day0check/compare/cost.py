@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from day0check.compare.cost_step import NEAR, Law, steps_of
+from day0check.compare.cost_step import NEAR, Law, Steps
 from day0check.contracts import CONTRACTS
 from day0check.errors import InputError
 from day0check.types import Measure, from_json, to_json
@@ -111,10 +111,11 @@ def judge_costs(costs: Costs) -> tuple[Measure, ...]:
     for line in costs.lines:
         series.setdefault((line.tap, line.phase), {}).setdefault(line.sweep, []).append(line)
     alike = _medians(line for line in costs.lines if not line.sweep.startswith(NEAR))
-    return tuple(_judged(sweeps, alike, costs.roof_bytes_per_second) for sweeps in series.values())
+    steps = Steps(costs.lines)
+    return tuple(_judged(sweeps, alike, costs.roof_bytes_per_second, steps) for sweeps in series.values())
 
 
-def _judged(sweeps: dict[str, list[CostLine]], alike: dict[Any, float], roof: float) -> Measure:
+def _judged(sweeps: dict[str, list[CostLine]], alike: dict[Any, float], roof: float, steps: Steps) -> Measure:
     first = next(iter(sweeps.values()))[0]
     statistics: dict[str, float] = {}
     limits: dict[str, float] = {}
@@ -124,9 +125,9 @@ def _judged(sweeps: dict[str, list[CostLine]], alike: dict[Any, float], roof: fl
         if sweep.startswith(NEAR):
             continue
         points = sorted((line for line in lines if line.model > 0), key=lambda line: (line.model, line.size))
-        steps, open_at = steps_of(lines, sweeps.get(NEAR + sweep, ()))
+        places, open_at = steps.laws(first.tap, first.phase, sweep)
         unresolved = unresolved or open_at
-        for name, value, limit, words in (*_laws(points, alike, roof), *steps):
+        for name, value, limit, words in (*_laws(points, alike, roof), *places):
             key = f"{name}_{sweep}"
             if value > statistics.get(key, -math.inf):
                 statistics[key], limits[key], notes[key] = value, limit, words

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from day0check.compare.cost import CostLine, Costs, write_costs
-from day0check.compare.cost_step import MOST_SIZES, NEAR, next_size
+from day0check.compare.cost_step import MOST_SIZES, NEAR, Steps
 from day0check.contracts.costs import cost_of
 from day0check.probe.memory import Allocations
 from day0check.probe.recorder import Call, Observer, Recorder
@@ -178,7 +178,7 @@ def measure_costs(run: Run, case: RunCase, directory: Path, *, positions: int, d
     for point in points:
         measure(point)
     asked: list[tuple[str, int]] = []
-    while len(asked) < MOST_SIZES and (place := next_size(lines, asked)) is not None:
+    while len(asked) < MOST_SIZES and (place := Steps(lines).next_size(asked)) is not None:
         asked.append(place)
         measure(point_of(case, *place, positions=positions), near=True)
     write_costs(directory, Costs(tuple(lines), copy_roof(device), recompiled=tuple(recompiled)))

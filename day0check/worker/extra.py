@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -204,9 +205,10 @@ def _with_law(job: Job, run: ExtraRun, here: Snapshot, found: RunComparison) -> 
 
 def _with_memory(here: Snapshot, found: RunComparison) -> RunComparison:
     """Adds what the shadow of the run's caches accuses, in front of what differs because of it."""
-    wrong = [m for m in here.measures if not m.passed and not m.not_judged]
+    wrong = sorted((m for m in here.measures if not m.passed and not m.not_judged), key=lambda m: m.order)
     others = min((m.order for m in found.measures if not m.passed), default=0)
-    return replace(found, measures=(*(replace(m, order=min(m.order, others - 1)) for m in wrong), *found.measures))
+    placed = [replace(m, order=min(m.order, others - len(wrong) + number)) for number, m in enumerate(wrong)]
+    return replace(found, measures=(*placed, *found.measures))
 
 
 def _in_its_place(here: Snapshot, measure: Measure) -> Measure:
@@ -252,7 +254,10 @@ def _computed(here: Snapshot) -> dict[str, Computed]:
     """What the run computed for each request, by the rows of the first tap of the decoder."""
     first = next((tap for tap in here.taps() if tap.endswith("embed.tokens")), None)
     rows: dict[str, list[tuple[int, str, int]]] = {}
+    merged: Counter[str] = Counter()
     for entry in here.entries:
+        if entry.operator == "mla.merge":
+            merged.update(entry.requests[owner] for owner in entry.owner if owner >= 0)
         if entry.tap == first:
             for owner, position in zip(entry.owner, entry.position, strict=True):
                 if owner >= 0:
@@ -264,6 +269,7 @@ def _computed(here: Snapshot) -> dict[str, Computed]:
             len({s for _, phase, s in mine if phase == "prefill"}),
             len({s for _, phase, s in mine if phase == "decode"}),
             _longest_rest(sorted({s for _, _, s in mine})),
+            merged[name],
         )
         for name, mine in rows.items()
     }
