@@ -1,19 +1,24 @@
-"""What a profile claims of how an operator computes, beside the points where it rounds: its chunk size, split sums."""
+"""What a profile claims of how an operator computes, beside the points where it rounds: its chunk size, split sums,
+another implementation of a resampler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from day0check.compare.resample import preprocessed
 from day0check.contracts.profiles import PARTIALS, Profile
 from reference.rounding import exact
 
 
 def as_claimed(function: Callable[..., Any], profile: Profile, operator: str) -> Callable[..., Any]:
-    """The reference function of an operator in the chunks and with the partial sums that the profile claims; the same
-    results in exact arithmetic, rounded where such an implementation rounds."""
+    """The reference function of an operator in the chunks, with the partial sums and by the resampler that the profile
+    claims; the same results in exact arithmetic, rounded where such an implementation rounds."""
+    if operator in profile.resample:
+        function = partial(preprocessed, function, operator)
     if operator in profile.parts:
         function = _in_parts(function, profile.parts[operator])
     if operator in profile.chunks:

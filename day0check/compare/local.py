@@ -23,6 +23,7 @@ from day0check.compare.places import Places, begins_of
 from day0check.compare.pooling import Seen, copied, held, joined, signature
 from day0check.compare.quantise import judge_calibrated, judge_quantiser
 from day0check.compare.replay import Replay, named
+from day0check.compare.resample import judge_resampled
 from day0check.compare.rounding import dtype_name
 from day0check.compare.row_digest import hexadecimal, plain_weights, row_weights, weighted_sum
 from day0check.contracts import CONTRACTS
@@ -233,6 +234,8 @@ class Judge(Observer):
         keep = _rows_that_count(calls, replay)
         if contract.kind == "choose":
             return judge_choice(replay, results, claims_tie_rule=self.claims_tie_rule, keep=keep)
+        if contract.name in self.profile.resample and (levels := judge_resampled(replay, results)) is not None:
+            return levels
         draw = self._draw(tally, calls[0].order)
         judged = judge_compute(replay, results, self.profile, seed=draw, keep=keep, thorough=tally.thorough)
         failed, at = not all(j.passed for j in judged), (tally.operator, tally.phase)

@@ -45,6 +45,9 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
 }
 
 
+LEVELS = "uint8"  # whole levels of a picture
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """torch.bfloat16 -> "bfloat16"."""
     return str(dtype).removeprefix("torch.")
@@ -124,6 +127,13 @@ def round_blocks(
     return (rounded * scale).flatten(-2)[..., :width]
 
 
+def round_levels(x: torch.Tensor, mode: Mode = "nearest", generator: torch.Generator | None = None) -> torch.Tensor:
+    """x rounded to whole levels from 0 to 255, ties up or at random by distance; in x's own dtype."""
+    if mode == "nearest":
+        return (x + 0.5).floor_().clamp_(0, 255)
+    return (x + torch.rand(x.shape, generator=generator, dtype=torch.float32, device=x.device)).floor_().clamp_(0, 255)
+
+
 class Rounder:
     """The `round=` argument of a reference function: rounds at the points that `points` names, nowhere else.
 
@@ -147,6 +157,8 @@ class Rounder:
         dtype = self.points.get(point)
         if dtype is None or value.dtype not in (torch.float64, torch.float32) or dtype_name(value.dtype) == dtype:
             return value
+        if dtype == LEVELS:
+            return round_levels(value, self.mode, self.generator)
         if dtype in BLOCK_FORMATS:
             return round_blocks(value, dtype, self.mode, self.generator)
         if self.mode == "nearest":

@@ -12,6 +12,8 @@ p = "float8_e4m3fn"
 "mla.query" = { dtype = "bfloat16", parts = 4 }    # sums of a linear split over its input, each part rounded
 [chunks]
 "kda.attention" = 16               # computed so many rows at once, whatever chunk it is called with
+[resample]
+"image.preprocess" = "bicubic-antialias"   # by any implementation of the rule; without it, the reference's very bytes
 """
 
 from __future__ import annotations
@@ -25,10 +27,19 @@ from typing import Any
 
 from day0check.contracts import CONTRACTS
 from day0check.contracts.contract import Contract
-from day0check.contracts.profiles import FP8_INPUTS, PARTIALS, PROFILES, ROW_FORMATS, Profile, with_form
+from day0check.contracts.profiles import (
+    FP8_INPUTS,
+    PARTIALS,
+    PROFILES,
+    RESAMPLED,
+    RESAMPLERS,
+    ROW_FORMATS,
+    Profile,
+    with_form,
+)
 from day0check.errors import InputError
 
-KEYS = ("name", "base", "forms", "points", "inputs", "partials", "chunks")
+KEYS = ("name", "base", "forms", "points", "inputs", "partials", "chunks", "resample")
 MOST_PARTS, MOST_CHUNK = 256, 4096
 DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float32")
 PARTIAL_DTYPES = ("bfloat16", "float16")
@@ -65,7 +76,7 @@ def read_profile(path: Path) -> Profile:
         if not isinstance(given, dict):
             raise _refused(path, key, "must be a table of point = dtype", ())
         points[operator] = MappingProxyType(_points(path, key, contract, points.get(operator, {}), given))
-    parts = _parts(path, data, points)
+    parts, resample = _parts(path, data, points), _resample(path, data, points)
     return replace(
         profile,
         name=name,
@@ -73,6 +84,7 @@ def read_profile(path: Path) -> Profile:
         inputs=MappingProxyType(_inputs(path, data, profile)),
         parts=MappingProxyType(parts),
         chunks=MappingProxyType(_chunks(path, data)),
+        resample=MappingProxyType(resample),
     )
 
 
@@ -100,6 +112,21 @@ def _chunks(path: Path, data: Mapping[str, Any]) -> dict[str, int]:
         if operator not in known:
             raise _refused(path, key, "is no operator that computes in chunks", known)
         found[operator] = _count(path, key, given, 1, MOST_CHUNK)
+    return found
+
+
+def _resample(path: Path, data: Mapping[str, Any], points: dict[str, Mapping[str, str]]) -> dict[str, str]:
+    """Rules of the resamplers of a file; what they round goes into `points`."""
+    known = [name for name in CONTRACTS if name.startswith("image.preprocess")]
+    found = {}
+    for operator, given in _table(path, data, "resample").items():
+        key = f'resample."{operator}"'
+        if operator not in known:
+            raise _refused(path, key, "is no operator that resizes an image", known)
+        if given not in RESAMPLERS:
+            raise _refused(path, key, f"{given!r} is no rule of a resampler", RESAMPLERS)
+        found[operator] = given
+        points[operator] = MappingProxyType({**RESAMPLED, **points.get(operator, {})})
     return found
 
 

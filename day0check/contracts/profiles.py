@@ -26,7 +26,8 @@ class Profile:
     `inputs[operator]`: the block format (`compare/rounding.py:BLOCK_FORMATS`) to which its first argument may be
     quantised, inside the operator or before it by `quantise.rows`. `parts[operator]`: into how many pieces a linear
     splits its sums, each rounded at PARTIALS. `chunks[operator]`: the rows that it computes at once, whatever the
-    call says.
+    call says. `resample[operator]`: the rule by which any implementation may resize an image, rounding levels at
+    RESAMPLED.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Profile:
     inputs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     parts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     chunks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    resample: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def points_of(self, operator: str) -> Mapping[str, str]:
         """Rounding points of an operator under this profile, empty when it rounds nowhere."""
@@ -105,6 +107,11 @@ EAGER_FORMS: dict[str, str] = {
 MISFIT = "misfit_"
 NARROWED = "narrowed"  # one of a write into memory of states that is narrower than they are
 LOOSER = "looser_"  # one of a measure that fails and fits this looser form
+RESAMPLED = {
+    "pass": "uint8",
+    "level": "uint8",
+}  # points of a resampler, between the axes and at the end; a file claims it
+RESAMPLERS = ("bicubic-antialias",)  # rules that have more than one implementation
 PARTIALS = "partials"  # the point of a split sum, which only a file claims
 QUANTISED = "fp8-activations"
 # what quantised rows, quantised rows between two matrices (a file claims them), and others are called where forms are
