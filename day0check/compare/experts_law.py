@@ -20,23 +20,15 @@ _NARROW, _WIDE = 2.0, 64.0  # in units of the type's eps: two nearest roundings 
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """The results of one layer in one step: by operator its entry and tensors."""
 
     entries: dict[str, Entry]
     values: dict[str, list[torch.Tensor]]
 
 
-def experts_law(here: Snapshot, config: ModelConfig, *, expert_ranks: int = 1) -> tuple[list[Measure], str]:
-    """(measures, what is missing in words): two measures per layer and phase, the worst of its steps.
-
-    Over several `expert_ranks` nothing is judged: what one rank dispatches is not what the router chose.
-    """
-    if expert_ranks > 1:
-        return [], (
-            f"the experts lie on {expert_ranks} ranks: that each pair is computed once is asked there of every run, by "
-            "the check move (moe.dispatch.once); how often the scaling is applied is not"
-        )
+def experts_law(here: Snapshot, config: ModelConfig) -> tuple[list[Measure], str]:
+    """(measures, what is missing in words): two measures per layer and phase, the worst of its steps."""
     found: dict[tuple[str, str, str], Measure] = {}
     layers = [layer for layer in range(len(config.layers)) if config.is_moe(layer)]
     for layer in layers:
@@ -45,30 +37,31 @@ def experts_law(here: Snapshot, config: ModelConfig, *, expert_ranks: int = 1) -
         if not steps:
             return list(found.values()), f"the router and its dispatch were not seen in layer {layer}"
         for step in steps:
-            for measure in (_pairs(step, place), _scaling(step, place, config)):
+            for measure in (_pairs(step, place), scaling(step, place, config)):
                 key = (measure.tap, measure.phase, measure.operator)
-                if key not in found or (found[key].passed and _worse(measure, found[key])):
+                if key not in found or (found[key].passed and worse(measure, found[key])):
                     found[key] = measure
     return sorted(found.values(), key=lambda m: (m.order, m.tap)), ""
 
 
-def _worse(a: Measure, b: Measure) -> bool:
+def worse(a: Measure, b: Measure) -> bool:
+    """Whether `a` rather than `b` is to be told."""
     return not a.passed or a.statistics.get("factor", 0.0) > b.statistics.get("factor", 0.0)
 
 
-def _steps(here: Snapshot, place: str) -> list[_Step]:
+def _steps(here: Snapshot, place: str) -> list[Step]:
     """The steps of a layer; empty when in one of them not all five operators were seen, each once."""
-    by_step: dict[tuple[int, str], _Step] = {}
+    by_step: dict[tuple[int, str], Step] = {}
     for operator in (ROUTE, SCORES, DISPATCH, EXPERTS, COMBINE):
         for entry, value in here.results(f"{place}.{operator}"):
-            step = by_step.setdefault((entry.step, entry.phase), _Step({}, {}))
+            step = by_step.setdefault((entry.step, entry.phase), Step({}, {}))
             step.entries.setdefault(operator, entry)
             step.values.setdefault(operator, []).append(value)
     whole = all(len(step.entries) == 5 and len(step.values[DISPATCH]) == 4 for step in by_step.values())
     return list(by_step.values()) if whole else []
 
 
-def _pairs(step: _Step, place: str) -> Measure:
+def _pairs(step: Step, place: str) -> Measure:
     ids = step.values[ROUTE][0].long()
     _, order, active, offsets = step.values[DISPATCH]
     k = ids.shape[1]
@@ -95,7 +88,8 @@ def _pairs(step: _Step, place: str) -> Measure:
     )
 
 
-def _scaling(step: _Step, place: str, config: ModelConfig) -> Measure:
+def scaling(step: Step, place: str, config: ModelConfig) -> Measure:
+    """How often the weights of the router are applied in a step of layer `place`, by the worst of its rows."""
     m, ids = config.moe, step.values[ROUTE][0].long()
     y, order, _, _ = step.values[DISPATCH]
     k = ids.shape[1]
@@ -122,7 +116,7 @@ def _scaling(step: _Step, place: str, config: ModelConfig) -> Measure:
 
 
 def _measure(
-    step: _Step,
+    step: Step,
     tap: str,
     operator: str,
     statistics: dict[str, float],

@@ -44,7 +44,7 @@ def merge_case(
     snapshots = [Snapshot(folder) for folder in ranks]
     measures = merged_measures([s.measures if finished else _without_lost_links(s.measures) for s in snapshots])
     if finished:
-        lines = [_lines(folder / EXCHANGES) for folder in ranks]
+        lines = [read_lines(folder / EXCHANGES) for folder in ranks]
         measures += exchange_measures(lines)
         measures += pair_measures(lines, expert_parallel=expert_parallel)
         measures += number_measures(lines, facts["experts"]) if facts.get("experts") else []
@@ -76,7 +76,7 @@ def merge_extra(ranks: Sequence[Path], into: Path) -> None:
             text = f"on rank {other}: {records[other].get('message', 'it left no record')}"
             replace_json(target / "run.json", {"label": label, "status": "failed", **records[other], "message": text})
             continue
-        manifest, tensors, _ = merge_lines([_lines(f / MANIFEST) for f in folders], folders, Merged(target))
+        manifest, tensors, _ = merge_lines([read_lines(f / MANIFEST) for f in folders], folders, Merged(target))
         if tensors:
             write(target / "merged.safetensors", tensors)
         _write_lines(target / MANIFEST, manifest)
@@ -144,7 +144,7 @@ def _tightness(measure: Measure) -> float:
 
 def _manifest(ranks: Sequence[Path], into: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor], list[Measure]]:
     merged = Merged(into)
-    return merge_lines([_lines(folder / MANIFEST) for folder in ranks], ranks, merged)
+    return merge_lines([read_lines(folder / MANIFEST) for folder in ranks], ranks, merged)
 
 
 def _outputs(snapshots: Sequence[Snapshot]) -> list[Measure]:
@@ -176,7 +176,7 @@ def _outputs(snapshots: Sequence[Snapshot]) -> list[Measure]:
     ]
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Whole lines of a file of JSON lines; the last one may have been cut by a process that died."""
     if not path.is_file():
         return []

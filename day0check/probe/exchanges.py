@@ -14,6 +14,7 @@ Standard library + torch >= 2.1, Python >= 3.9.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -26,14 +27,25 @@ ROUTE, DISPATCH, EXPERTS, COMBINE = "moe.route", "moe.dispatch", "moe.experts", 
 CONVERT = "moe.convert"
 
 
+@dataclass
+class _Dispatched:
+    """Experts that have pairs at a place, and how far they were computed. `converted`: site of `moe.convert` -> the
+    numbers in the stack that each of its calls decoded, in order: those of the next call may be decoded before this."""
+
+    active: List[int]
+    offsets: List[int]
+    converted: Dict[str, List[List[int]]] = field(default_factory=dict)
+    computed: int = 0
+    calls: int = 0
+
+
 class Exchanges(Observer):
     """Gives `sink` the lines of one rank. A call whose keywords are not those of the contract gives none."""
 
     def __init__(self, sink: Callable[[Dict[str, Any]], None]) -> None:
         self.sink = sink
         self._seen: Dict[str, int] = {}  # calls of each tap in this step
-        self._dispatched: Dict[str, Tuple[List[int], List[int]]] = {}  # place -> active experts, offsets
-        self._converted: Dict[str, List[int]] = {}  # place -> numbers in the stack that were converted last
+        self._dispatched: Dict[str, _Dispatched] = {}  # place -> what was dispatched there last
 
     def before(self, call: Call) -> Optional[Dict[str, List[int]]]:
         """Digests of what is about to be sent: a collective may work in place."""
@@ -55,17 +67,27 @@ class Exchanges(Observer):
             pairs, digests = call.kwargs["order"].tolist(), row_digests(call.args[0]).tolist()
             self.sink({**self._head(call), "where": where, "pairs": pairs, "results": digests})
         elif call.operator == CONVERT and isinstance(call.kwargs.get("experts"), torch.Tensor):
-            self._converted[call.place] = call.kwargs["experts"].tolist()
+            if call.place in self._dispatched:
+                numbers = call.kwargs["experts"].tolist()
+                self._dispatched[call.place].converted.setdefault(call.site, []).append(numbers)
         elif call.operator == DISPATCH and len(results) == 4:
-            self._dispatched[call.place] = (results[2].tolist(), results[3].tolist())
+            self._dispatched[call.place] = _Dispatched(results[2].tolist(), results[3].tolist())
         elif call.operator == EXPERTS and call.place in self._dispatched:
-            active, offsets = self._dispatched[call.place]
-            line = {"pairs": _pairs(call, active, offsets), "results": row_digests(results[0]).tolist()}
-            numbers = {"active": active, "converted": self._converted.get(call.place, [])}
-            self.sink({**self._head(call), **line, **numbers})
+            self._experts(call, self._dispatched[call.place], results)
+
+    def _experts(self, call: Call, dispatched: "_Dispatched", results: Tuple[Any, ...]) -> None:
+        """The line of a call that computes the next ones of the dispatched experts, all of them or some."""
+        offsets = call.kwargs.get("offsets")
+        own = offsets.tolist() if isinstance(offsets, torch.Tensor) else dispatched.offsets
+        active = dispatched.active[dispatched.computed : dispatched.computed + len(own) - 1]
+        decoded = next(iter(dispatched.converted.values()), [])
+        numbers = decoded[dispatched.calls] if dispatched.calls < len(decoded) else []
+        dispatched.computed, dispatched.calls = dispatched.computed + len(active), dispatched.calls + 1
+        line = {"pairs": _pairs(call, active, own), "results": row_digests(results[0]).tolist()}
+        self.sink({**self._head(call), **line, "active": active, "converted": numbers})
 
     def end_step(self, step: int) -> None:
-        self._seen, self._dispatched, self._converted = {}, {}, {}
+        self._seen, self._dispatched = {}, {}
 
     def _head(self, call: Call) -> Dict[str, Any]:
         nth = self._seen.get(call.tap, 0)

@@ -216,7 +216,8 @@ class Candidate:
             def execute(requests: tuple[Request, ...], schedule: Schedule, recorder: Recorder) -> Outputs:
                 return checked_outputs(self.backend.run(requests, schedule, recorder))
 
-            make_run(run, directory, execute, table=self.table, lacking=lacking, byte_cap=self.job.byte_cap)
+            seen = {"lacking": lacking, "byte_cap": self.job.byte_cap, "of_rank": self.job.gated}
+            make_run(run, directory, execute, table=self.table, **seen)
 
     def _costs(self, case: RunCase, directory: Path) -> None:
         """The sweep of the cost check, where the case asks for it; what the candidate raises is why there is none."""

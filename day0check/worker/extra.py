@@ -23,10 +23,11 @@ from day0check.checks import extra_runs_of
 from day0check.checks.evidence import EXTRA
 from day0check.checks.invariants.extra_runs import ExtraRun
 from day0check.compare.experts_law import experts_law
+from day0check.compare.experts_law_ranks import experts_law_of_ranks
 from day0check.compare.host_buffers import OPERATOR as STAGING
 from day0check.compare.host_buffers import HostBuffers
 from day0check.compare.lent_rows import LentRows
-from day0check.compare.merge import ranks_facts
+from day0check.compare.merge import EXCHANGES, rank_folders, ranks_facts
 from day0check.compare.noise_book import FILE, NoiseBook
 from day0check.compare.run_comparison import Computed, RunComparison, file_name, write_comparison
 from day0check.compare.shadow import Shadow
@@ -35,6 +36,7 @@ from day0check.compare.two_runs import Compared, compare_runs
 from day0check.contracts import CONTRACTS
 from day0check.errors import Unavailable
 from day0check.probe.capture import Capture
+from day0check.probe.exchanges import Exchanges
 from day0check.probe.heartbeat import Heartbeat
 from day0check.probe.recorder import Recorder
 from day0check.probe.records import Lines, RecordError, replace_json
@@ -63,12 +65,20 @@ def runs_of(job: Job, case: RunCase, outputs: Outputs) -> tuple[ExtraRun, ...]:
 
 
 def make_run(
-    run: ExtraRun, directory: Path, execute: Run, *, table: Operators | None, lacking: Sequence[str], byte_cap: int
+    run: ExtraRun,
+    directory: Path,
+    execute: Run,
+    *,
+    table: Operators | None,
+    lacking: Sequence[str],
+    byte_cap: int,
+    of_rank: bool = False,
 ) -> None:
     """Makes one run and leaves its records under `directory`; what the candidate raises is its outcome.
 
     `execute` runs requests and checks the form of what it gives; `table`: the backend's operators; `lacking`:
-    capabilities that the run needs and the backend does not have. Raises what is ours.
+    capabilities that the run needs and the backend does not have; `of_rank`: this process is one rank of several.
+    Raises what is ours.
     """
     folder = directory / EXTRA / file_name(run.label)
     folder.mkdir(parents=True)
@@ -80,7 +90,7 @@ def make_run(
     else:
         instead = table.instead(dict.fromkeys(run.identity, _first)) if run.identity else contextlib.nullcontext()
         with instead:
-            status, message = _execute(run, folder, execute, byte_cap)
+            status, message = _execute(run, folder, execute, byte_cap, of_rank=of_rank)
     record = {"label": run.label, "status": status, "message": message, "seconds": time.perf_counter() - begin}
     replace_json(folder / "run.json", record)
 
@@ -89,8 +99,8 @@ def _first(first: torch.Tensor, **_: Any) -> torch.Tensor:
     return first
 
 
-def _execute(run: ExtraRun, folder: Path, execute: Run, byte_cap: int) -> tuple[str, str]:
-    lines = Lines(folder / "measures.jsonl")
+def _execute(run: ExtraRun, folder: Path, execute: Run, byte_cap: int, *, of_rank: bool) -> tuple[str, str]:
+    lines, exchanges = Lines(folder / "measures.jsonl"), None
     capture = Capture(folder, TRAVELLING | set(run.also), byte_cap=byte_cap)
 
     def sink(measure: Measure) -> None:
@@ -98,6 +108,9 @@ def _execute(run: ExtraRun, folder: Path, execute: Run, byte_cap: int) -> tuple[
 
     guards = (Guard(capture), Guard(Shadow(sink, run.requests)))
     guards += (Guard(HostBuffers(sink)),) if run.law == "copies" else ()
+    if of_rank and run.law == "experts":
+        exchanges = Lines(folder / EXCHANGES)
+        guards += (Guard(Exchanges(exchanges.write)),)
     heartbeat = Heartbeat(folder / "heartbeat")
     recorder = Recorder(guards, heartbeat)
     try:
@@ -115,6 +128,8 @@ def _execute(run: ExtraRun, folder: Path, execute: Run, byte_cap: int) -> tuple[
     finally:
         heartbeat.close()
         lines.close()
+        if exchanges is not None:
+            exchanges.close()
     replace_json(folder / "outputs.json", to_json(outputs))
     return "finished", ""
 
@@ -195,8 +210,13 @@ def _with_law(job: Job, run: ExtraRun, here: Snapshot, found: RunComparison) -> 
         missing = "" if staged else f"the candidate makes no call of {STAGING}"
         measures = tuple(m for m in staged if m.passed)  # the others are added in front, below
     elif run.law == "experts":
-        layout = ranks_facts(here.directory.parent.parent).get("layout", {})  # of the case's judged run
-        measures, missing = experts_law(here, config, expert_ranks=layout.get("expert", 1))
+        judged = here.directory.parent.parent
+        if ranks := rank_folders(judged):
+            folders = [folder / EXTRA / here.directory.name for folder in ranks]
+            layout = ranks_facts(judged)["layout"]
+            measures, missing = experts_law_of_ranks(folders, config, layout=layout)
+        else:
+            measures, missing = experts_law(here, config)
     else:
         measures, missing = splice_law(here, config, run.requests)
     rows = found.rows + sum(m.rows for m in measures)

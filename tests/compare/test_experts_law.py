@@ -1,4 +1,4 @@
-"""The laws around the experts where they do not lie on one rank: nothing is judged, and that is said."""
+"""The laws around the experts of a run that left nothing to ask them of: nothing is judged, and that is said."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ CASE = RunCase("x", (REQUEST,), Schedule(page=16), checks=("experts_once",))
 OUTPUTS = Outputs({"x/a#1": (1, 2, 3, 4, 5)}, {"x/a#1": ((3, 5),)}, {"x/a#1": "length"})
 
 
-@pytest.mark.parametrize(("layout", "words"), [({"expert": 2}, "the experts lie on 2 ranks"), (None, "were not seen")])
-def test_experts_of_several_ranks_are_said_not_to_be_judged(tmp_path: Path, layout, words):
-    """Would catch a run over ranks that passes, or is accused, by what one rank alone dispatched."""
+@pytest.mark.parametrize(
+    ("layout", "words"), [({"expert": 2}, "rank 0 recorded no pairs"), (None, "its dispatch were not seen")]
+)
+def test_a_run_that_shows_no_experts_is_said_not_to_be_judged(tmp_path: Path, layout, words):
+    """Would catch a run that passes although its experts were not seen, on one device or over ranks."""
     folder = tmp_path / "extra" / "identity-experts"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"label": "identity-experts", "status": "finished", "message": ""}))
     if layout is not None:
-        replace_json(tmp_path / "ranks.json", {"layout": layout, "folders": []})
+        replace_json(tmp_path / "ranks.json", {"layout": layout, "folders": ["0", "1"]})
     model = str(preset_dir("tiny"))
     (run,) = experts_once.runs(CASE, OUTPUTS, Checkpoint(model).config)
     job = Job("candidate", str(tmp_path), "", (CASE,), model, "accelerated", "bf16")
