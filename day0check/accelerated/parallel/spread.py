@@ -93,7 +93,8 @@ class SpreadSpine:
         places = wanted.tolist()
         shares = self.spread.shares
         owners = [[n for n, row in enumerate(places) if start <= row < stop] for start, stop in shares]
-        mine, start = owners[self.spread.group.rank], self.spread.mine.start
+        rank = self.spread.group.rank
+        mine, start = owners[rank], shares[rank][0]
         pace = Pace(at.caller.recorder)
         part = self.spine.output(at, wanted[mine] - start, row_map.take(mine)) if mine else self.empty
         pace.stage()
