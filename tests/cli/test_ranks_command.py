@@ -17,6 +17,7 @@ from day0check.errors import ExitCode
         (("--tp", "2", "--ep", "4"), "do not fit"),
         (("--tp", "0"), "--tp: 0 ranks"),
         (("--ep", "65"), "--ep: 65 ranks"),
+        (("--ep", "2", "--sums", "reduce_scatter"), "--sums: there are no sums"),
     ],
 )
 def test_a_layout_that_cannot_be_is_a_usage_error(layout, words, tmp_path):

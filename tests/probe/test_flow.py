@@ -95,3 +95,44 @@ def test_an_exchange_is_recorded_row_by_row():
     assert [*line["sent"]["0"], *line["sent"]["1"]] == [*line["received"]["0"], *line["received"]["1"]]
     assert len({*line["sent"]["0"], *line["sent"]["1"]}) == 3
     assert line["where"] == [[0, 0], [0, 1], [0, 2]]
+
+
+def test_experts_computed_some_at_a_time_keep_their_own_pairs():
+    """Catches pairs of the second group that are told as those of the first one's experts, and weights of the next
+    group, which are decoded ahead, that are held against this one's."""
+    found = []
+    recorder = Recorder([Exchanges(found.append)])
+    ids, order = torch.tensor([4, 7, 9]), torch.tensor([0, 1, 2, 3])
+    pairs, offsets = torch.arange(4.0).view(4, 1), torch.tensor([0, 1, 3, 4])
+
+    def called(operator, result, kwargs, rows, site=""):
+        return recorder.call("layers.02", operator, lambda *_, **__: result, (pairs,), kwargs, site, rows)
+
+    rows = RowMap(("a",), (0, 0, 0, 0), (5, 5, 6, 7))
+    with recorder.step("decode", rows, 4):
+        called("moe.dispatch", (pairs, order, ids, offsets), {}, rows)
+        for site in ("w1", "w3"):
+            called("moe.convert", pairs, {"experts": torch.tensor([0])}, rows, site)
+        for site in ("w1", "w3"):
+            called("moe.convert", pairs, {"experts": torch.tensor([3, 5])}, rows, site)
+        called("moe.experts", pairs[:1], {"offsets": offsets[:2]}, rows.take((0,)))
+        called("moe.experts", pairs[1:], {"offsets": offsets[1:] - 1}, rows.take((1, 2, 3)))
+    first, second = (line for line in found if line["operator"] == "moe.experts")
+    assert (first["pairs"], first["active"], first["converted"]) == ([[0, 5, 4]], [4], [0])
+    assert second["pairs"] == [[0, 5, 7], [0, 6, 7], [0, 7, 9]]
+    assert (second["active"], second["converted"]) == ([7, 9], [3, 5])
+
+
+def test_scattered_sums_are_followed_like_reduced_ones():
+    """Catches parts that are sent to their ranks and used without a sum; and an alarm over a healthy scattered sum."""
+    sent = ("comm.all_to_all", "attention", latest, lambda x: torch.cat((x[:1], x[:1])))
+    summed = (
+        "comm.reduce_scatter",
+        "attention",
+        lambda made: made[-1].view(2, 1, 4).transpose(0, 1),
+        lambda x: x.sum(1),
+    )
+    (healthy,) = run(MADE, sent, summed, USED)
+    assert (healthy["passed"], healthy["operator"]) == (True, "comm.reduce_scatter")
+    (unsummed,) = run(MADE, sent, USED)
+    assert (unsummed["passed"], unsummed["pattern"]) == (False, MISSING)

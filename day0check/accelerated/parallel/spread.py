@@ -24,12 +24,14 @@ from day0check.probe.rows import RowMap
 
 @dataclass(frozen=True)
 class OwnHere(Here):
-    """The caller at a place, for calls on this rank's rows alone: `rows` is their map where a call names none."""
+    """The caller `every` of all rows at a place, for calls on this rank's rows alone: `rows` is their map where a call
+    names none."""
 
+    every: Here
     rows: RowMap
 
     def __call__(self, operator: str, *args: Any, row_map: RowMap | None = None, **kwargs: Any) -> Any:
-        return super().__call__(operator, *args, row_map=self.rows if row_map is None else row_map, **kwargs)
+        return self.every(operator, *args, row_map=self.rows if row_map is None else row_map, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Spread:
 
     def at(self, at: Here) -> OwnHere:
         """The same place for calls on this rank's rows."""
-        return OwnHere(at.caller, at.place, self.own_rows)
+        return OwnHere(at.caller, at.place, at, self.own_rows)
 
     def gathered(self, at: Here, x: Tensor, site: str) -> Tensor:
         """All rows [rows, D], from this rank's rows `x`."""

@@ -44,6 +44,8 @@ def test_every_expert_has_one_owner_for_a_row(ranks, more, redundant, row):
         ({"tensor_parallel": 2, "expert_parallel": 4}, "do not fit"),
         ({"expert_parallel": 2, "expert_dispatch": "pigeons"}, "no 'pigeons'"),
         ({"tensor_parallel": 2, "redundant_experts": 1}, "redundant"),
+        ({"tensor_parallel": 2, "sums": "gather"}, "no 'gather'"),
+        ({"expert_parallel": 2, "sums": "reduce_scatter"}, "no sums of tensor parallel parts"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(wish, words):

@@ -4,8 +4,14 @@ import pytest
 import torch
 from thread_ranks import run_ranks
 
+from day0check.accelerated.ops import TABLE
+from day0check.accelerated.parallel.group import Group, ThreadTransport
+from day0check.accelerated.parallel.spread import Spread, spread
+from day0check.accelerated.quantised import QuantisingCaller
 from day0check.backends.accelerated import Accelerated
 from day0check.probe.recorder import Observer, Recorder
+from day0check.probe.registry import Operators
+from day0check.probe.rows import RowMap
 from day0check.types import Request, Schedule, Turn
 from reference.presets import preset_dir
 
@@ -80,3 +86,20 @@ def _layers(model):
     from reference.weights import Checkpoint
 
     return len(Checkpoint(preset_dir(model)).config.layers)
+
+
+def test_calls_on_own_rows_go_through_the_caller_of_all():
+    """Catches a call on own rows that leaves out what its caller does around it, and one with the map of all rows."""
+    seen = []
+
+    class Seen(Observer):
+        def after(self, call, token, results):
+            seen.append((call.tap, call.rows.position))
+
+    rows = RowMap(("a",), (0,) * 5, tuple(range(5)))
+    own = Spread(Group("tp", ThreadTransport.make(2)[1]), ((0, 3), (3, 5)), rows)
+    at = QuantisingCaller(Operators(TABLE), Recorder([Seen()])).at("layers.01")
+    own.at(at)("moe.up", torch.ones(2, 128).bfloat16(), weight=torch.ones(4, 128).bfloat16())
+    assert seen == [("layers.01.quantise.rows.moe.up", (3, 4)), ("layers.01.moe.up", (3, 4))]
+    assert spread(own.group, rows, 1) is None
+    assert spread(own.group, rows, 5) == own
