@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 HEAD_BYTES = 1 << 16
+READ_BYTES = 1 << 16
 END_OF_HEAD, LAST_CHUNK, DONE = b"\r\n\r\n", b"0\r\n\r\n", b"[DONE]"
 Ending = Literal["chunked", "length", "close"]
 Reads = list[tuple[int, bytes]]
@@ -109,8 +110,11 @@ def _size(line: bytes) -> int:
         raise BadHttp(f"a chunk has the size {line[:20]!r}") from error
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One connection. `ask` sends a request; the future that it gives is done when the answer is complete or broken.
+
+    It reads into a buffer of its own: asyncio's other way takes 256 KiB from the system for each read and gives all but
+    one page back, which costs more than all the rest of a read.
 
     `error`: why an answer is broken ("" when it is not); `reads`: what came, with perf_counter nanoseconds; `done_ns`:
     when the end mark of an event stream came, 0 before; `lingers`: it was still open a while after that.
@@ -124,6 +128,7 @@ class Connection(asyncio.Protocol):
         self.size = self.latest_ns = self.done_ns = 0
         self.open = self.lingers = False
         self._waiter: asyncio.Future[None] | None = None
+        self._buffer = memoryview(bytearray(READ_BYTES))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport, self.open = transport, True
@@ -134,8 +139,12 @@ class Connection(asyncio.Protocol):
         self.latest_ns, self._waiter = time.perf_counter_ns(), waiter
         self.transport.write(data)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         now = time.perf_counter_ns()
+        data = bytes(self._buffer[:nbytes])
         self.reads.append((now, data))
         self.latest_ns = now
         self.size += len(data)
