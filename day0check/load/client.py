@@ -61,9 +61,11 @@ def target_of(url: str, api_key: str | None = None) -> Target:
 
 @dataclass
 class _Seen:
-    """What one attempt has seen so far; `reused`: it went out on a connection that was open before."""
+    """What one attempt has seen so far; `reused`: it went out on a connection that was open before; `patience_s`: what
+    it may take where that is more than the limits say."""
 
     began: asyncio.Event
+    patience_s: float = 0.0
     status: int = 0
     streamed: bool = False
     reused: bool = False
@@ -94,16 +96,21 @@ class Client:
         return self
 
     def _new_session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        limits, key = self.limits, self.target.api_key
+        key = self.target.api_key
         trace = aiohttp.TraceConfig()
         trace.on_connection_reuseconn.append(_tell_reuse)
         return aiohttp.ClientSession(
             connector=connector,
-            timeout=aiohttp.ClientTimeout(
-                total=limits.request_s, sock_connect=limits.connect_s, sock_read=limits.stall_s
-            ),
             headers={"Authorization": f"Bearer {key}"} if key else {},
             trace_configs=[trace],
+        )
+
+    def _timeout(self, patience_s: float) -> aiohttp.ClientTimeout:
+        limits = self.limits
+        return aiohttp.ClientTimeout(
+            total=max(limits.request_s, patience_s),
+            sock_connect=limits.connect_s,
+            sock_read=max(limits.stall_s, patience_s),
         )
 
     async def __aexit__(self, *_: object) -> None:
@@ -117,7 +124,7 @@ class Client:
 
     async def get(self, path: str) -> Reply:
         """The reply to GET `path`."""
-        return await self._send("GET", path, None, scheduled_ns=None, cut_after=None, began=asyncio.Event())
+        return await self._send("GET", path, None, scheduled_ns=None, cut_after=None, seen=_Seen(asyncio.Event()))
 
     async def ask(
         self,
@@ -128,13 +135,17 @@ class Client:
         scheduled_ns: int | None = None,
         cut_after: int | None = None,
         began: asyncio.Event | None = None,
+        patience_s: float = 0.0,
     ) -> Exchange:
         """POSTs `asked` as JSON (bytes as they are) and reads the answer, streamed or not.
 
         `cut_after`: closes the connection after this many chunks of the stream. `began`: set when the second read of
-        the body comes, or when the request has ended without one.
+        the body comes, or when the request has ended without one. `patience_s`: how long it may be silent and take,
+        where that is more than the limits say.
         """
-        reply = await self.post(path, asked, scheduled_ns=scheduled_ns, cut_after=cut_after, began=began)
+        reply = await self.post(
+            path, asked, scheduled_ns=scheduled_ns, cut_after=cut_after, began=began, patience_s=patience_s
+        )
         return Exchange(label, path, asked if isinstance(asked, dict) else {}, reply, read_answer(reply))
 
     async def post(
@@ -145,14 +156,15 @@ class Client:
         scheduled_ns: int | None = None,
         cut_after: int | None = None,
         began: asyncio.Event | None = None,
+        patience_s: float = 0.0,
     ) -> Reply:
         """The raw reply to POST `path`; nothing of it is decoded yet."""
         body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
-        began = began or asyncio.Event()
+        seen = _Seen(began or asyncio.Event(), patience_s)
         try:
-            return await self._send("POST", path, body, scheduled_ns=scheduled_ns, cut_after=cut_after, began=began)
+            return await self._send("POST", path, body, scheduled_ns=scheduled_ns, cut_after=cut_after, seen=seen)
         finally:
-            began.set()
+            seen.began.set()
 
     async def post_in_load(self, path: str, asked: Any, *, scheduled_ns: int | None = None) -> Reply:
         """`post` for a phase of load: by the client that does least between the socket and the time stamp."""
@@ -174,17 +186,18 @@ class Client:
         *,
         scheduled_ns: int | None,
         cut_after: int | None,
-        began: asyncio.Event,
+        seen: _Seen,
     ) -> Reply:
         sent = time.perf_counter_ns()
         scheduled = sent if scheduled_ns is None else scheduled_ns
         if self._used_up:
             return _unsent(scheduled, sent)
         self.sent += 1
-        seen = _Seen(began)
         await self._exchange(self._session, method, path, body, cut_after, seen)
         if seen.fault == "dropped" and not seen.status and seen.reused:
-            seen = _Seen(began)  # the server had closed an idle connection: that drops nobody's request
+            seen = _Seen(
+                seen.began, seen.patience_s
+            )  # the server had closed an idle connection: that drops nobody's request
             await self._exchange(self._fresh, method, path, body, cut_after, seen)
         return Reply(
             seen.status,
@@ -215,6 +228,7 @@ class Client:
                 data=body,
                 headers=headers,
                 allow_redirects=False,
+                timeout=self._timeout(seen.patience_s),
                 trace_request_ctx=seen,
             ) as response:
                 seen.status = response.status

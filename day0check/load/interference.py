@@ -20,9 +20,10 @@ from day0check.load.scenario import FAULTY, Asker, GivenUp, settled
 
 FEWEST_FOR_SURGE = 8  # requests at once; fewer cannot fill a cache
 PREFIX_WORDS, SURGE_WORDS = 160, 96
-SURGE_ROUNDS, MOST_GROWTH, MOST_AT_ONCE = 3, 6.0, 64
-MOST_COMPARED = 16  # requests of a surge that are asked alone, too
-SURGE_S = 60.0  # a round that would take longer is not made
+SURGE_ROUNDS, MOST_GROWTH, MOST_AT_ONCE = 3, 12.0, 64
+FEWEST_COMPARED, MOST_COMPARED = 8, 16  # requests of a surge that are asked alone, too
+SURGE_SHARE = 0.25  # of the time that is left: what the next round, and what the comparison may take
+PATIENCE = 4.0  # times what a round is expected to take: a slow machine is no endpoint that forgets a request
 OVERFULL = 1.3  # of the cache, so that it is short for sure
 LEFT_TOKENS = 1024  # of an answer whose client leaves
 SPARE_TOKENS = 64  # of a context: what a chat template may put around a prompt
@@ -107,32 +108,51 @@ class Size:
 
 async def _surge(asker: Asker) -> None:
     """Many long prompts with long answers at once, until memory runs short by the endpoint's own counters, or it is
-    clear that so few requests cannot fill it; then the same prompts alone. Whose memory is taken is often the last to
-    come, so what is compared is spread over all of them."""
-    size = Size(2 * asker.wish.together, SURGE_WORDS, 2 * asker.wish.tokens)
+    clear that so few requests cannot fill it in the time that is left; then the same prompts alone. Whose memory is
+    taken is often the last to come, so what is compared is spread over all of them."""
+    size = _fitting(asker, Size(2 * asker.wish.together, SURGE_WORDS, 2 * asker.wish.tokens))
     before = (await asker.count("before_surge")).values
+    expected_s = size.count * _seconds_alone(asker)
     for again in range(SURGE_ROUNDS):
-        size = _fitting(asker, size)
         bodies = _surge_bodies(asker, again, size)
-        begin = asyncio.get_running_loop().time()
+        begin, patience_s = _now(), min(PATIENCE * expected_s, asker.client.seconds_left / 2)
         jobs = {f"surge/together/{again}.{i}": body for i, body in enumerate(bodies)}
-        await asker.at_once(jobs, peak=f"peak_surge/{again}")
-        seconds = asyncio.get_running_loop().time() - begin
+        await asker.at_once(jobs, peak=f"peak_surge/{again}", patience_s=patience_s)
+        seconds = _now() - begin
         after, peak = await asker.count("after_surge"), asker.peak(f"peak_surge/{again}")
-        more = grown(size, peak, seconds=seconds, left_s=asker.client.seconds_left)
+        more = grown(size, peak, seconds=seconds, room_s=SURGE_SHARE * asker.client.seconds_left)
         if more is None or after.values.get("preemptions", 0.0) > before.get("preemptions", 0.0):
             break
-        size = more
+        more = _fitting(asker, more)
+        if more == size:
+            break  # the context lets no request be longer
+        expected_s, size = seconds * larger(size, more), more
     await _surge_controls(asker, {f"{again}.{i}": bodies[i] for i in spread(len(bodies), MOST_COMPARED)})
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _seconds_alone(asker: Asker) -> float:
+    """What a long prompt took with nothing beside it."""
+    taken = (e.reply.end_ns - e.reply.sent_ns for e in asker.exchanges if e.label.startswith("prefix/cold/"))
+    return max(taken, default=0) / 1e9
+
+
 async def _surge_controls(asker: Asker, bodies: dict[str, dict[str, Any]]) -> None:
-    """The prompts of a surge alone, and beside one other each, when memory is not short: what one neighbour does."""
-    for key, body in bodies.items():
-        await asker(f"surge/alone/{key}", body)
-    keys = list(bodies)
-    for begin in range(0, len(keys) - 1, 2):
-        await asker.at_once({f"surge/beside/{key}": bodies[key] for key in keys[begin : begin + 2]})
+    """The prompts of a surge alone, and beside one other each, when memory is not short: what one neighbour does.
+    The last to come are asked first, since a slow endpoint has no time for all."""
+    keys = list(bodies)[::-1]
+    end = _now() + SURGE_SHARE * asker.client.seconds_left
+    for begin in range(0, len(keys), 2):
+        pair = keys[begin : begin + 2]
+        if begin >= FEWEST_COMPARED and _now() > end:
+            break
+        for key in pair:
+            await asker(f"surge/alone/{key}", bodies[key])
+        if len(pair) == 2:
+            await asker.at_once({f"surge/beside/{key}": bodies[key] for key in pair})
 
 
 def _surge_bodies(asker: Asker, again: int, size: Size) -> list[dict[str, Any]]:
@@ -154,18 +174,24 @@ def _fitting(asker: Asker, size: Size) -> Size:
     return Size(size.count, min(size.words, words_that_fit(asker, tokens)), tokens)
 
 
-def grown(size: Size, peak: dict[str, float], *, seconds: float, left_s: float) -> Size | None:
-    """The surge that would fill the cache, from how full this one made it; None when it cannot be told or would be too
-    large. Where requests had to wait for a place, more of them fill nothing: they must be longer."""
+def grown(size: Size, peak: dict[str, float], *, seconds: float, room_s: float) -> Size | None:
+    """The surge that would fill the cache, from how full this one of `seconds` made it; None when it cannot be told,
+    would be too large, or would take more than `room_s`. Where requests had to wait for a place, more of them fill
+    nothing: they must be longer."""
     usage = peak.get("kv_usage")
     if not usage or "preemptions" not in peak:
         return None
     growth = OVERFULL / usage if usage < 1 else OVERFULL
-    if growth > MOST_GROWTH or growth * seconds > min(SURGE_S, left_s / 4):
+    if growth > MOST_GROWTH or growth * seconds > room_s:
         return None
     more = 1.0 if peak.get("waiting") else min(growth, MOST_AT_ONCE / size.count)
     longer = max(1.0, growth / more)
     return Size(round(size.count * more), round(size.words * longer), round(size.tokens * longer))
+
+
+def larger(size: Size, more: Size) -> float:
+    """How many times the work of `size` is in `more`."""
+    return more.count * (more.words + more.tokens) / (size.count * (size.words + size.tokens))
 
 
 # ------------------------------------------------------------------------------------------------ clients that leave

@@ -85,11 +85,13 @@ class Asker:
         path: str | None = None,
         injected: dict[str, Any] | None = None,
         peak: str | None = None,
+        patience_s: float = 0.0,
     ) -> None:
         """Sends all labelled bodies at the same time; gives up only when none was answered.
 
         `injected`: bodies that are sent when half of the others have begun to answer. `peak`: the label under which the
-        most that the endpoint's counters showed meanwhile is kept.
+        most that the endpoint's counters showed meanwhile is kept. `patience_s`: how long each may take, where that is
+        more than the limits of the run say.
         """
         path, injected = path or self.dialect.path, injected or {}
         began = {label: asyncio.Event() for label in jobs}
@@ -99,7 +101,10 @@ class Asker:
             return await self.client.ask(label, path, body)
 
         tasks = [
-            *(asyncio.create_task(self.client.ask(n, path, b, began=began[n])) for n, b in jobs.items()),
+            *(
+                asyncio.create_task(self.client.ask(n, path, b, began=began[n], patience_s=patience_s))
+                for n, b in jobs.items()
+            ),
             *(asyncio.create_task(inject(n, b)) for n, b in injected.items()),
         ]
         peaks: dict[str, float] = {}

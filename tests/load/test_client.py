@@ -22,17 +22,17 @@ QUICK = Limits(stall_s=0.4, request_s=1.5, seconds=10, connect_s=1)
 BODY = ask(Dialect("chat", "mock"), "hello there", max_tokens=8, stream=True)
 
 
-def asked(url: str, body=BODY, *, limits: Limits = QUICK, cut_after: int | None = None) -> Exchange:  # type: ignore[no-untyped-def]
+def asked(url: str, body=BODY, *, limits: Limits = QUICK, **more: float) -> Exchange:  # type: ignore[no-untyped-def]
     async def go() -> Exchange:
         async with Client(target_of(url), limits) as client:
-            return await client.ask("x", CHAT, body, cut_after=cut_after)
+            return await client.ask("x", CHAT, body, **more)
 
     return asyncio.run(go())
 
 
 @contextmanager
-def raw_server(answer: bytes) -> Iterator[str]:
-    """Sends `answer` to whoever connects and closes."""
+def raw_server(answer: bytes, *, after_s: float = 0.0) -> Iterator[str]:
+    """Sends `answer` to whoever connects, `after_s` after the request, and closes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -43,6 +43,7 @@ def raw_server(answer: bytes) -> Iterator[str]:
                     return
                 with peer:
                     peer.recv(65536)
+                    time.sleep(after_s)
                     peer.sendall(answer)
 
         thread = threading.Thread(target=serve, daemon=True)
@@ -69,6 +70,13 @@ def test_what_is_no_http_is_a_fault(answer: bytes) -> None:
     """Would catch an exception of the HTTP library that reaches the user."""
     with raw_server(answer) as url:
         assert asked(url).reply.fault in ("garbage", "dropped")
+
+
+@pytest.mark.parametrize(("patience_s", "fault"), [(0.0, "stalled"), (5.0, "")])
+def test_patience_outlasts_the_limits(patience_s: float, fault: str) -> None:
+    """Would catch a request among many that is given up because the machine is slow."""
+    with raw_server(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", after_s=0.6) as url:
+        assert asked(url, patience_s=patience_s).reply.fault == fault
 
 
 def test_nobody_there_is_refused() -> None:
