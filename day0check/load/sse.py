@@ -32,6 +32,9 @@ class SseDecoder:
         return bool(self._rest or self._data)
 
     def feed(self, data: bytes) -> list[SseEvent]:
+        event = self._usual(data)
+        if event is not None:
+            return [event]
         if self._after_cr and data:
             data = data.removeprefix(b"\n")  # the line end was cut between its two bytes
             self._after_cr = False
@@ -46,6 +49,17 @@ class SseDecoder:
         self._after_cr = bool(lines) and not self._rest and lines[-1].endswith(b"\r")
         events = (self._line(line.rstrip(b"\r\n")) for line in lines)
         return [event for event in events if event is not None]
+
+    def _usual(self, data: bytes) -> SseEvent | None:
+        """The event where `data` is exactly one of one line, which nearly every read of a token is; else None."""
+        if self._rest or self._data or self._event or self._after_cr or self._at_start:
+            return None
+        if not data.startswith(b"data: ") or data.find(b"\n") != len(data) - 2 or not data.endswith(b"\n\n"):
+            return None
+        try:
+            return None if b"\r" in data else SseEvent(data[6:-2].decode())
+        except UnicodeDecodeError:
+            return None
 
     def _line(self, line: bytes) -> SseEvent | None:
         if not line:

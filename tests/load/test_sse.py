@@ -49,3 +49,14 @@ def test_an_event_without_its_blank_line_is_left_over() -> None:
     assert decoder.feed(b"data: a\n\ndata: b\n") == [SseEvent("a")]
     assert decoder.leftover
     assert not decode(b"data: \xff\n\n")[0].intact
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(["data: a\n\n", "data: é\n\n", "data: a\rb\n\n", "data: a\n", "\n", "event: x\n", "\r"]))
+)
+def test_an_event_to_a_read_is_decoded_like_its_bytes(pieces: list[str]) -> None:
+    """Would catch the short way for a read of one whole event taken where an earlier line is still open."""
+    raw = [piece.encode() for piece in pieces]
+    whole = b"".join(raw)
+    assert decode(b"", *raw) == decode(*(whole[i : i + 1] for i in range(len(whole))))
