@@ -14,6 +14,7 @@ from day0check.compare.metrics import judge_result
 from day0check.compare.one_rounding import Expected
 from day0check.compare.replay import Replay
 from day0check.compare.rounding import BLOCK_FORMATS, Mode, Rounder, random_variance, round_blocks, ulp
+from day0check.compare.scale_blocks import told_by_block
 from day0check.compare.sums import float32_floor, simple_floor
 from day0check.contracts.profiles import Profile
 
@@ -156,6 +157,8 @@ def _judge_block(
         )
         mask = keep if spec.rows == "rows" and keep is not None and len(keep) == len(result) else None
         judgement = judge_result(result, expected, keep=mask, thorough=thorough)
+        if contract.reference.startswith("reference.linear:linear"):
+            judgement = told_by_block(judgement, replay, result, oracle[i])
         judged.append(Judgement(**{**judgement.__dict__, "axis": spec.rows}))
     return judged
 

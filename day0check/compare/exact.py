@@ -11,9 +11,11 @@ import torch
 from day0check.compare.judgement import MOST_BAD, Judgement
 from day0check.compare.replay import Replay
 from day0check.compare.rounding import Rounder, dtype_name
+from day0check.compare.scale_blocks import PATTERN as SCALE_BLOCK
+from day0check.compare.scale_blocks import off_by_blocks
 
 CACHE_BYTES = 256 * 2**20
-FP8_COLUMNS = 128
+FP8_COLUMNS, MXFP4_BLOCK = 128, 32
 AVERAGES = ("vision.merge",)  # moves that average frames: the mean is computed wide and rounded once
 
 
@@ -211,6 +213,12 @@ def _illegal_conversion(
         pairs = expected.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         if bool((code * step_scale == pairs).all()):
             return int(far.sum()), "nibbles swapped", f"{count} values are those of the other nibble of their byte"
+        if (blocks := off_by_blocks(code * step_scale, expected, MXFP4_BLOCK)) is not None:
+            message = (
+                f"{count} values are off by the scale of their block: {blocks[0]} of {expected.numel() // MXFP4_BLOCK} "
+                f"scale blocks, by up to {blocks[1]:.4g}"
+            )
+            return int(far.sum()), SCALE_BLOCK, message
         return int(far.sum()), "wrong value", f"{count} values are not those of the MXFP4 codes"
     if count != said:
         return abs(count - said) or 1, "miscounted", f"{count} values are inexact where {said} are reported"

@@ -143,7 +143,7 @@ def _in_words(
     if bool(scaled.float().mean() > 0.5):
         low, high = float(slope[scaled].min()), float(slope[scaled].max())
         where = f"by {low:.4g}" if high - low < 1e-3 * high else f"by {low:.4g} to {high:.4g}"
-        pattern = "wrong scale of one block" if int(bad.sum()) == 1 else "wrong scale of blocks"
+        pattern = "scale block" if int(bad.sum()) == 1 else "scale blocks"
         return pattern, f"{count} decode to values that are off {where}: the scale is not the one of its codes"
     return (
         "wrong code",

@@ -78,7 +78,7 @@ def test_a_scale_that_is_not_that_of_its_codes_is_told_with_its_factor():
     x, s = rows(), scales(rows())
     powers = torch.exp2(torch.ceil(torch.log2(s)))
     kept = judge(x, codes(x, s), powers)
-    assert (kept.failing, kept.pattern) == ("half_steps", "wrong scale of blocks")
+    assert (kept.failing, kept.pattern) == ("half_steps", "scale blocks")
     assert "1.9" in kept.message
     one = s.clone()
     one[17, 0] *= 1.02
