@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import weakref
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ LARGEST_SHIFT, SMALLEST_SHIFT = 12, -18  # a code shifted below that is zero in 
 SMALLEST_EXACT = -2  # of the shifts at which every code keeps its value
 MAGNITUDES = 0x7777777777777777  # of sixteen codes, without their signs
 FEW_PAIRS = 64  # of a row and an expert, that a CPU sorts sooner without tensors
+FEW_EXPERTS = 128  # among which it chooses for one row sooner without tensors
 GROUP_ELEMENTS = 1 << 20  # of the decoded weights of experts that are computed in one product
 TILE_BYTES, DEVICE_TILE_BYTES = 1 << 17, 1 << 23  # packed bytes converted at a time
 HIGHEST_REFERENCE = 248  # 2^(248 - 127 + 6) is the largest power of two of float32
@@ -54,19 +56,38 @@ def route(
     weights float32, both [rows, k]."""
     rows, experts = scores.shape
     biased = scores if bias is None else scores + bias
-    if kept_groups < groups:
+    chosen = None
+    if rows == 1 and experts <= FEW_EXPERTS and scores.device.type == "cpu":
+        chosen = _chosen_of_one(biased[0], k, groups, kept_groups)
+    if kept_groups < groups and chosen is None:
         grouped = biased.view(rows, groups, -1)
         strength = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
         kept = _best(strength, kept_groups)
         allowed = torch.zeros_like(strength, dtype=torch.bool).scatter_(1, kept, True)
         biased = grouped.masked_fill(~allowed.unsqueeze(-1), float("-inf")).view(rows, experts)
-    ids = _best(biased, k)
+    ids = _best(biased, k) if chosen is None else torch.tensor([chosen])
     weights = scores.gather(1, ids)
     if weighting == "softmax":
         weights = torch.softmax(weights, -1)
     elif renormalise:
         weights = weights / weights.sum(-1, keepdim=True).add_(1e-20)
     return ids, weights * scale
+
+
+def _chosen_of_one(biased: Tensor, k: int, groups: int, kept_groups: int) -> list[int] | None:
+    """The `k` experts of one row by `biased` [E], as `route` chooses them; None where a score is NaN or infinite, or
+    the groups kept have fewer than k."""
+    values = biased.tolist()
+    if not all(map(math.isfinite, values)):
+        return None
+    allowed: list[int] | range = range(len(values))
+    if kept_groups < groups:
+        grouped = biased.view(groups, -1)
+        strength = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).tolist()
+        kept = set(sorted(range(groups), key=strength.__getitem__, reverse=True)[:kept_groups])
+        allowed = [e for e in allowed if e // grouped.shape[-1] in kept]
+    # a sort keeps the order of equals, backwards as well: the lower number first
+    return sorted(allowed, key=values.__getitem__, reverse=True)[:k] if len(allowed) >= k else None
 
 
 def _best(values: Tensor, k: int) -> Tensor:
@@ -88,6 +109,8 @@ def dispatch(x: Tensor, *, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, T
     """
     if x.device.type == "cpu" and ids.numel() <= FEW_PAIRS:
         order, active, offsets = (torch.tensor(n, dtype=torch.int64) for n in _sorted_pairs(ids.flatten().tolist()))
+        if x.shape[0] == 1:
+            return x.repeat(order.numel(), 1), order, active, offsets
         return x.index_select(0, order.div(ids.shape[1], rounding_mode="floor")), order, active, offsets
     flat = ids.flatten()
     count = torch.bincount(flat + 1, minlength=experts + 1)[1:]
@@ -112,6 +135,9 @@ def _sorted_pairs(ids: list[int]) -> tuple[list[int], list[int], list[int]]:
 def combine(y: Tensor, *, order: Tensor, weights: Tensor) -> Tensor:
     """Sum over each row's experts of weight times output: `y` [pairs, L], `order` [pairs], `weights` [rows, k]."""
     rows, k = weights.shape
+    if rows == 1 and order.numel() == k and y.device.type == "cpu":
+        used = weights[0].index_select(0, order).to(wide(y).dtype)
+        return torch.mv(wide(y).T, used).unsqueeze(0).to(y.dtype)
     back = wide(y).new_zeros(rows * k, y.shape[1]).index_copy_(0, order, wide(y))
     used = weights.flatten().new_zeros(rows * k).index_copy_(0, order, weights.flatten()[order])
     return torch.bmm(used.view(rows, 1, k).to(back.dtype), back.view(rows, k, -1)).squeeze(1).to(y.dtype)
@@ -195,12 +221,20 @@ def _lie_close(scale: Tensor) -> bool:
 
 def _convert_plainly(codes: Tensor, exponents: Tensor, payload: Tensor, block_scale: Tensor) -> None:
     """As `_convert_some`, for exponents uint8 [A, N, K/32] that lie close."""
-    blocks = exponents.unflatten(2, (-1, min(exponents.shape[2], SCALE_COLUMNS // GROUP)))
+    blocks = exponents.to(torch.int32).unflatten(2, (-1, min(exponents.shape[2], SCALE_COLUMNS // GROUP)))
     low = blocks.amin(-1, keepdim=True)
-    table = (blocks - low).to(torch.int32).add_(-SMALLEST_SHIFT).mul_(256).flatten(2)
-    entry = (codes.view(*exponents.shape, -1) + table.unsqueeze(-1)).flatten()
-    payload.view(torch.uint8).view(torch.int16).copy_(_tables(codes.device)[0].index_select(0, entry).view(codes.shape))
-    block_scale.copy_(_powers(codes.device).index_select(0, low.flatten().to(torch.int32)).view(block_scale.shape))
+    table = (blocks - low).add_(-SMALLEST_SHIFT).mul_(256)
+    entry = (codes.view(*blocks.shape, -1) + table.unsqueeze(-1)).flatten()
+    _look_up(_tables(codes.device)[0], entry, payload.view(torch.int16))
+    _look_up(_powers(codes.device), low.flatten(), block_scale)
+
+
+def _look_up(table: Tensor, entry: Tensor, out: Tensor) -> None:
+    """Writes the entries of `table` that `entry` names into `out`, straight where it lies in one piece."""
+    if out.is_contiguous():
+        torch.index_select(table, 0, entry, out=out.view(-1))
+    else:
+        out.copy_(table.index_select(0, entry).view(out.shape))
 
 
 @functools.lru_cache(maxsize=4)

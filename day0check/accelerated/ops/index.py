@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,6 +14,7 @@ SCORE_BLOCK = 1024  # keys whose products with the heads of a block of rows are 
 DOT_ELEMENTS = 1 << 18  # of these products: 1 MiB, what a CPU's second cache holds while they are passed over
 FEW_DOTS = 1 << 18  # up to which a step of few rows makes them in one product
 SELECT_BLOCK = 256
+FEW_SCORES = 1 << 14  # of one row, whose largest are sooner found among all than by groups
 GROUP = 8  # neighbouring scores whose maximum may be known beforehand
 NONE = torch.iinfo(torch.int64).min
 
@@ -48,6 +51,9 @@ def score(q: Tensor, *, weights: Tensor, keys: Tensor, owner: Tensor, scale: flo
         out.zero_()  # padding rows
     block = max(SCORE_BLOCK, FEW_DOTS // (heads * max(1, rows)))  # few rows meet many keys at a time
     size = max(1, DOT_ELEMENTS // (heads * block))
+    if len(groups) == 1 and _count(groups[0][1]) == rows <= size and 0 < keys.shape[1] <= block:
+        dots = (a.flatten(0, 1) @ wide(keys[groups[0][0]]).T).relu_()  # at once, and not copied
+        return torch.bmm(w, dots.view(rows, heads, -1)).squeeze(1)
     for request, rows_of_it in groups:
         k = wide(keys[request])
         for mine in split_rows(rows_of_it, size):
@@ -89,6 +95,10 @@ def select_knowing(
 ) -> Tensor:
     """As `select`, where `maxima` [rows, n / GROUP] of every GROUP neighbouring scores, hidden ones too, are known."""
     rows, n = scores.shape
+    if rows == 1 and threshold is None and scores.device.type == "cpu":
+        found = _select_of_one(scores[0, : min(n, max(0, int(visible)))], k)
+        if found is not None:
+            return found
     out = torch.full((rows, k), -1, dtype=torch.int32, device=scores.device)
     if not n or not k:
         return out
@@ -106,6 +116,23 @@ def select_knowing(
             found[~clear] = _ranked(own[~clear], columns[:width], seen[~clear], k, threshold)
         out[block] = found
     return out
+
+
+def _select_of_one(seen: Tensor, k: int) -> Tensor | None:
+    """Indices int32 [1, k] of the k best of the scores `seen` [n] of one row; None where there are no more than k, or
+    a tie or a NaN may decide."""
+    if not 0 < k < seen.shape[0]:
+        return None
+    if seen.shape[0] <= FEW_SCORES:
+        values, places = seen.topk(k + 1)
+    else:
+        values, places = (found.squeeze(0) for found in _largest(seen.unsqueeze(0), k + 1))
+        values, by_value = values.sort(descending=True)
+        places = places.index_select(0, by_value)
+    worst, left_out = values[k - 1 :].tolist()
+    if not worst > left_out or math.isnan(float(seen.sum())):
+        return None
+    return places[:k].to(torch.int32).unsqueeze(0)
 
 
 def _plainly(

@@ -18,6 +18,7 @@ from day0check.accelerated.ops.arithmetic import BLOCK_ELEMENTS, linear, row_blo
 
 SUB_CHUNK = 4
 PAIR_ELEMENTS = 1 << 19  # of the decays of pairs that exist at once on a CPU
+FEW_STATE_ELEMENTS = 1 << 14  # that a CPU multiplies and adds up sooner than it sets up a product of matrices
 L2_EPS = 1e-6
 
 
@@ -35,7 +36,7 @@ def conv(x: Tensor, *, weight: Tensor, state: Tensor, offsets: Tensor) -> tuple[
     taps = weight.to(wide(x).dtype)
     if x.shape[0] == state.shape[0] and bounds == list(range(x.shape[0] + 1)):
         window = torch.cat((state, x.unsqueeze(1).to(state.dtype)), 1)  # [batch, W, C]
-        y = torch.einsum("bwc,cw->bc", wide(window), taps)
+        y = (wide(window) * taps.T).sum(1)
         return F.silu(y).to(x.dtype), window[:, 1:].contiguous()
     y = x.new_empty(x.shape)
     new_state = torch.empty_like(state)
@@ -118,9 +119,16 @@ def _recurrent(operands: tuple[Tensor, ...], state: Tensor, bounds: list[int]) -
 def _token(operands: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v, g, beta = operands
     decayed = state * torch.exp(g).unsqueeze(-1)
-    missing = (v - (k.unsqueeze(-2) @ decayed).squeeze(-2)).mul_(beta.unsqueeze(-1))
+    missing = (v - _read(k, decayed)).mul_(beta.unsqueeze(-1))
     new_state = decayed.addcmul_(k.unsqueeze(-1), missing.unsqueeze(-2))
-    return (q.unsqueeze(-2) @ new_state).squeeze(-2), new_state
+    return _read(q, new_state), new_state
+
+
+def _read(x: Tensor, state: Tensor) -> Tensor:
+    """x S of each head: `x` [rows, H, dk], `state` [rows, H, dk, dv], result [rows, H, dv]."""
+    if state.numel() <= FEW_STATE_ELEMENTS and state.device.type == "cpu":
+        return (x.unsqueeze(-1) * state).sum(-2)
+    return (x.unsqueeze(-2) @ state).squeeze(-2)
 
 
 def _chunked(operands: tuple[Tensor, ...], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:

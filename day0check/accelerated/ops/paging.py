@@ -16,9 +16,16 @@ from day0check.probe.registry import OwnedPool
 def slots(table: Tensor, *, owner: Tensor, positions: Tensor, page: int) -> Tensor:
     """Flat slot of each row; -1 for a padding row. `table` [batch, pages], `owner` and `positions` [rows], int64."""
     real = owner >= 0
-    block = torch.where(real, positions, 0).div(page, rounding_mode="floor")
-    found = table[owner.clamp(min=0), block] * page + positions % page
+    block, rest = _page_and_place(torch.where(real, positions, 0), page)
+    found = table[owner.clamp(min=0), block] * page + rest
     return torch.where(real, found, -1)
+
+
+def _page_and_place(positions: Tensor, page: int) -> tuple[Tensor, Tensor]:
+    """`positions` divided by `page`, rounded down, and what is left; quicker where `page` is a power of two."""
+    if page & (page - 1) == 0:
+        return positions >> (page.bit_length() - 1), positions & (page - 1)
+    return positions.div(page, rounding_mode="floor"), positions % page
 
 
 def write(pool: Tensor | OwnedPool, *, value: Tensor, slots: Tensor) -> None:
@@ -26,7 +33,11 @@ def write(pool: Tensor | OwnedPool, *, value: Tensor, slots: Tensor) -> None:
     value, at = _real(value, slots)
     if isinstance(pool, OwnedPool):
         return pool.write(value, at)
-    pool[at.div(pool.shape[1], rounding_mode="floor"), at % pool.shape[1]] = value.to(pool.dtype)
+    if at.device.type == "cpu" and at.numel() == 1:
+        number, place = divmod(int(at), pool.shape[1])
+        pool[number, place].copy_(value[0])
+    else:
+        pool[_page_and_place(at, pool.shape[1])] = value.to(pool.dtype)
     return None
 
 
@@ -49,7 +60,7 @@ def gather(pool: Tensor | OwnedPool, *, table: Tensor, owner: Tensor, indices: T
     page = pool.shape[1]
     if pool.device.type != "cpu":
         flat, absent = _located(table, owner, indices, page)
-        return pool[flat.div(page, rounding_mode="floor"), flat % page].masked_fill_(absent.unsqueeze(-1), 0)
+        return pool[_page_and_place(flat, page)].masked_fill_(absent.unsqueeze(-1), 0)
     lengths = _history_lengths(owner, indices, page)
     if lengths is not None and table.shape == (len(lengths), indices.shape[1] // page) and int(table.min()) >= 0:
         rows = pool.index_select(0, table.flatten()).view(*indices.shape, pool.shape[2])
@@ -60,7 +71,7 @@ def gather(pool: Tensor | OwnedPool, *, table: Tensor, owner: Tensor, indices: T
     if pool.stride(0) == page * pool.stride(1) and flat.numel() and int(flat.min()) >= 0:
         rows = pool.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, flat.shape)
     else:
-        rows = pool[flat.div(page, rounding_mode="floor"), flat % page]
+        rows = pool[_page_and_place(flat, page)]
     return rows.masked_fill_(absent.unsqueeze(-1), 0) if bool(absent.any()) else rows
 
 
@@ -83,12 +94,12 @@ def _located(table: Tensor, owner: Tensor, indices: Tensor, page: int) -> tuple[
     """The flat slot int64 of each of `indices` [rows, k], 0 where there is none, and where that is."""
     absent = (indices < 0) | (owner < 0).unsqueeze(1)
     wanted = indices.masked_fill(absent, 0)
-    block = wanted.div(page, rounding_mode="floor").to(torch.int64)
+    block, rest = (part.to(torch.int64) for part in _page_and_place(wanted, page))
     if table.shape[0] == 1:  # of one request: a row of the table for all
         pages = table[0].index_select(0, block.flatten()).view(block.shape)
     else:
         pages = table[owner.clamp(min=0).unsqueeze(1), block]
-    return pages.mul_(page).add_(wanted.sub_(block * page)).masked_fill_(absent, 0), absent
+    return pages.mul_(page).add_(rest).masked_fill_(absent, 0), absent
 
 
 _seen_history: tuple[weakref.ref[Tensor], int, int, tuple[int, ...] | None] | None = None  # of the latest indices

@@ -58,10 +58,11 @@ def rope_apply(
         return x
     a, pairs = wide(x), x.shape[-1] // 2
     cos, sin = _turns(positions, pairs, theta, yarn, sections, a.dtype)
-    split = a.unflatten(-1, (pairs, 2)) if layout == "interleaved" else a.unflatten(-1, (2, pairs)).transpose(-1, -2)
-    even, odd = split.unbind(-1)
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
-    return (turned if layout == "interleaved" else turned.transpose(-1, -2)).reshape(x.shape).to(x.dtype)
+    if layout == "interleaved":
+        even, odd = a.unflatten(-1, (pairs, 2)).unbind(-1)
+        return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2).to(x.dtype)
+    first, second = a.split(pairs, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
 _latest: dict[tuple[object, ...], tuple[weakref.ref[Tensor], int, tuple[Tensor, Tensor]]] = {}

@@ -38,6 +38,8 @@ def sample(logits: Tensor, *, temperature: Tensor, seed: Tensor, positions: Tens
     NaN after every number; otherwise softmax(logits / temperature) is inverted at `uniform(seed, positions)`."""
     greedy = ordered(logits, torch.arange(logits.shape[1], device=logits.device)).argmax(-1)
     warm = temperature > 0
+    if logits.device.type == "cpu" and not bool(warm.any()):
+        return greedy
     heat = torch.where(warm, temperature, 1.0).double().unsqueeze(-1)
     share = torch.softmax(logits.double().nan_to_num(nan=float("-inf")) / heat, -1)
     cumulated = share.cumsum(-1)
