@@ -71,8 +71,11 @@ def suspicions(points: Sequence[CostLine]) -> list[Suspicion]:
 
 
 def _excess(before: CostLine, after: CostLine) -> float:
-    """Growth of the work over the growth of the model's steepest part."""
-    parts = ((before.model, after.model), (before.operations, after.operations), (before.bytes, after.bytes))
+    """Growth of the work over the growth of the model's steepest part. Where the model grows at all, a part of it goes
+    with the size, though weights that are read once may weigh more in the model than in the work."""
+    parts = [(before.model, after.model), (before.operations, after.operations), (before.bytes, after.bytes)]
+    if after.model > ROUNDED * before.model:
+        parts.append((before.size, after.size))
     allowed = max(b / a for a, b in parts if a > 0)
     return after.work / max(before.work, 1e-12) / max(allowed, 1e-12)
 

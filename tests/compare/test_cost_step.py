@@ -1,5 +1,6 @@
 """Where work steps up: no tiling is accused, and a path that does the work twice is found at its threshold."""
 
+import dataclasses
 import math
 
 import pytest
@@ -61,6 +62,12 @@ def test_no_tiling_is_suspicious(rows, keys, linear, start, per_row, per_pair):
     lines = [line(n, start + per_row * tiled(n, linear) + per_pair * tiled(n, rows) * tiled(n, keys)) for n in SIZES]
     assert not suspicions(lines)
     assert judged(lines).passed
+
+
+def test_weights_of_the_model_hide_no_growth():
+    """Catches an alarm at work that goes with the size, where weights that are read once weigh more in the model."""
+    lines = [dataclasses.replace(line(n, 900.0 * n), operations=0.0, bytes=50_000.0 + 700 * n) for n in SIZES]
+    assert not suspicions(lines)
 
 
 def falling(n: int) -> float:
