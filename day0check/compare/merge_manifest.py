@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from day0check.compare.merge_rows import row_measures
 from day0check.errors import InputError
 from day0check.probe.digest import row_digests
 from day0check.types import Measure
@@ -97,7 +98,8 @@ def merge_lines(
         else:
             found.append(_linked(members[0][1], members[0][0], folders, merged))
             _compare(members, len(ranks), files, shared)
-    return sorted(found, key=lambda line: line["order"]), tensors, _first_difference(list(shared.values()))
+    measures = _first_difference(list(shared.values())) + row_measures(calls.values())
+    return sorted(found, key=lambda line: line["order"]), tensors, measures
 
 
 def _first_difference(measures: list[Measure]) -> list[Measure]:

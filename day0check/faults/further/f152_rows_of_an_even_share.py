@@ -13,7 +13,7 @@ ENTRY = Entry(
     kind="ranks",
     visible="prompts whose rows are no multiple of the ranks",
     expected=Address("residual.mix", 0, "prefill"),
-    layout={"tensor_parallel": 3, "sums": "reduce_scatter"},
+    layout={"tensor_parallel": 3, "expert_parallel": 3, "sums": "reduce_scatter"},
 )
 
 
