@@ -10,10 +10,12 @@ from day0check.accelerated.ops import TABLE
 from day0check.types import Schedule, ScheduleEvent
 
 
-def test_some_random_schedules_are_those_of_the_reference():
+@pytest.mark.parametrize(("portion", "happens"), [(7, "padded"), (8, "merged")])
+def test_some_random_schedules_are_those_of_the_reference(portion, happens):
     """Would catch a schedule under which a request gets other numbers; `make schedules` draws 1,000."""
-    counted = run_portion(7, examples_of=10)
+    counted = run_portion(portion, examples_of=10)
     assert counted["schedules"] >= 10
+    assert counted[happens] > 0
     assert counted["rows"] > counted["requests"]
     assert counted["recomputed"] + counted["hits"] + counted["reloads"] + counted["padded"] > 0
 
