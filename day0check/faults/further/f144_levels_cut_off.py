@@ -5,9 +5,7 @@ import torch
 
 import day0check
 from day0check.faults.entry import Address, Entry
-from day0check.faults.resampler import PROFILE
-from reference.image_grid import grid_within
-from reference.resample import resized
+from day0check.faults.resampler import PROFILE, resized
 
 ENTRY = Entry(
     id="F-144",
@@ -22,6 +20,5 @@ ENTRY = Entry(
 
 @day0check.operator.wrap("image.preprocess")
 def preprocess(inner, image, *, mean, std, **limits):
-    grid = grid_within(image.shape[1], image.shape[0], **limits)
-    levels = resized(image, height=grid.height, width=grid.width).floor().to(torch.uint8)
+    levels = resized(image, "bicubic", limits, to_levels=torch.floor)
     return inner(levels, mean=mean, std=std, **limits)

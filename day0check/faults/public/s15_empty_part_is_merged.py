@@ -11,8 +11,8 @@ ENTRY = Entry(
     kind="phases",
     source="flashinfer issue 3047, sglang PR 22688",
     visible="rows whose part of the keys is exhausted before that of their neighbours",
-    expected=Address("mla.merge", None, "prefill"),
-    case="operators/contracts",
+    expected=Address("mla.merge", 5, "prefill"),
+    case="prefix_chunks",
 )
 
 

@@ -11,8 +11,8 @@ ENTRY = Entry(
     kind="phases",
     source="local-inference-lab/vllm PR 17",
     visible="when there is more than one part to merge",
-    expected=Address("mla.merge", None, "prefill"),
-    case="operators/contracts",
+    expected=Address("mla.merge", 5, "prefill"),
+    case="prefix_chunks",
 )
 PADDING = 8
 

@@ -11,8 +11,8 @@ ENTRY = Entry(
     kind="phases",
     source="vllm PR 15492",
     visible="a batch of fresh and continued requests: rows without a cached part",
-    expected=Address("mla.merge", None, "prefill"),
-    case="operators/contracts",
+    expected=Address("mla.merge", 5, "prefill"),
+    case="prefix_chunks",
 )
 
 
