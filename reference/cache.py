@@ -96,6 +96,27 @@ def reloaded(pool: Tensor, *, host: Tensor, pages: Tensor, places: Tensor) -> tu
     return _bytes(pool)[pages].to(host.device), _bytes(host)[places]
 
 
+def copy(pool: Tensor, *, pages: Tensor, into: Tensor) -> None:
+    """Copies `pages` int64 [n] of pool [pages, ...] to the pages `into` int64 [n] of the same pool, none of which is
+    among `pages`: copy on write."""
+    _bytes(pool)[into] = _bytes(pool)[pages]
+
+
+def copied(pool: Tensor, *, pages: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
+    """(what is now on the pages `into`, what must be there) after `copy`, by page."""
+    return _bytes(pool)[into], _bytes(pool)[pages]
+
+
+def rewrite(pool: Tensor, *, value: Tensor, pages: Tensor) -> None:
+    """Writes value [n, ...] over whole `pages` int64 [n] of pool [pages, ...]: the same content in another scale."""
+    _bytes(pool)[pages] = _bytes(value.to(pool.dtype))
+
+
+def rewritten(pool: Tensor, *, value: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
+    """(what is now on the pages, what must be there) after `rewrite`, by page."""
+    return _bytes(pool)[pages], _bytes(value.to(pool.dtype))
+
+
 def _written_rows(slots: Tensor) -> tuple[Tensor, Tensor]:
     rows = torch.nonzero(slots >= 0).flatten()
     return rows, slots[rows]

@@ -26,6 +26,7 @@ WRITES = {"kv.write": "kv", "index.write": "index"}
 READS = {"kv.gather": "kv", "prefix.gather": "kv", "index.gather": "index"}
 STORES, LOADS = ("state.store", "prefix.store"), ("state.load", "prefix.restore")
 TIERS = ("kv.offload", "kv.reload")
+COPY, REWRITE = "kv.copy", "kv.rewrite"
 PAGED = ("kv", "index")
 ROWS_A_READ = 16384  # rows of a read whose bytes are digested; of a longer one a part in turns
 _COPIES_TRIED = 1024  # wrong rows of a call that are looked up among what was ever written
@@ -56,7 +57,8 @@ class Shadow(Observer):
         self._begun: dict[str, int] = {}  # where the rows of each request begin in the open step
         self._lives: list[str] = []  # request of each life
         self._living: dict[str, int] = {}
-        self._freed = torch.empty(0, dtype=torch.int64)  # [pages] the call that took the last holder, NEVER without
+        # [pages] the call that took the last holder, NEVER without; by the place whose pages have numbers of their own
+        self._freed: dict[str, torch.Tensor] = {}
         self._taps: list[tuple[str, str, int | None]] = []  # (tap, operator, layer) of writes
 
     # ------------------------------------------------------------------------------------------------ the recorder
@@ -78,6 +80,8 @@ class Shadow(Observer):
             **dict.fromkeys(STORES, self._store),
             **dict.fromkeys(TIERS, self._enter_tier),
             "pool.release": self._release,
+            COPY: self._copied,
+            REWRITE: self._rewritten,
         }.get(call.operator)
         if call.operator == "prefix.match":
             self._follow(self._match, call, results)
@@ -122,18 +126,24 @@ class Shadow(Observer):
         if call.rows.requests:
             self.contents.begin(call.rows.requests[0], call.args[0].tolist())
         pages = results[0].cpu().long() if results else torch.empty(0, dtype=torch.int64)
-        self._freed[pages[pages < len(self._freed)]] = NEVER  # held again, and looked for by the tokens of the content
+        freed = self._freed_at(call.place)
+        freed[pages[pages < len(freed)]] = NEVER  # held again, and looked for by the tokens of the content
 
     def _release(self, call: Call) -> None:
         """The memory of a request is given back: its states are those of an earlier life from now on, and a page that
-        nobody holds any more is free."""
+        nobody holds any more is free. A layer whose pages have numbers of their own says so at its own place."""
         for name in call.rows.requests:
             self._living.pop(name, None)
         counts, pages = call.args[0].cpu(), call.kwargs["pages"].cpu()
-        if len(counts) > len(self._freed):
-            more = torch.full((len(counts) - len(self._freed),), NEVER, dtype=torch.int64)
-            self._freed = torch.cat((self._freed, more))
-        self._freed[pages[counts[pages] <= 0]] = call.order
+        freed = self._freed.setdefault(call.place, torch.empty(0, dtype=torch.int64))
+        if len(counts) > len(freed):
+            more = torch.full((len(counts) - len(freed),), NEVER, dtype=torch.int64)
+            freed = self._freed[call.place] = torch.cat((freed, more))
+        freed[pages[counts[pages] <= 0]] = call.order
+
+    def _freed_at(self, place: str) -> torch.Tensor:
+        """When pages at a place were given back: by its own numbers where it has some, else by those of all."""
+        return self._freed.get(place, self._freed.get("", torch.empty(0, dtype=torch.int64)))
 
     def _splice(self, call: Call) -> None:
         self.contents.pads(int(call.kwargs["media_pad"]))
@@ -193,6 +203,29 @@ class Shadow(Observer):
             mine = ((owner == number) & (position >= 0) & (position < len(chain))).nonzero().flatten()
             known[mine], identity[mine] = True, chain[position[mine]]
         return identity, known
+
+    # ------------------------------------------------------------------------------- pages copied and written anew
+
+    def _copied(self, call: Call) -> None:
+        """What is known of the pages goes with their bytes to the pages that they are copied to."""
+        self._settled(call, call.kwargs["pages"], call.kwargs["into"])
+
+    def _rewritten(self, call: Call) -> None:
+        """The pages hold what they held, in other bytes."""
+        self._settled(call, call.kwargs["pages"], call.kwargs["pages"])
+
+    def _settled(self, call: Call, pages: torch.Tensor, into: torch.Tensor) -> None:
+        """What was known of `pages` is what lies on the pages `into` from now on, with the bytes that lie there."""
+        pool, table = call.args[0], self._table(call.place, call.site)
+        places = torch.arange(page_size(pool))
+        slots, there = ((n.cpu().unsqueeze(1) * len(places) + places).flatten() for n in (pages, into))
+        known = table.get(slots)
+        at = (known.order > NEVER).nonzero().flatten()
+        if len(at):
+            order, tap = torch.full_like(at, call.order), torch.full_like(at, self._tap(call))
+            digests = slot_digests(pool, there[at], paged=True)
+            kept = (known.identity[at], known.life[at], known.position[at])
+            table.put(there[at], Written(digests, *kept, order, order, tap))
 
     # --------------------------------------------------------------------------------------------- the host tier
 
@@ -275,8 +308,9 @@ class Shadow(Observer):
         read = _Read(
             call, self._table(call.place, kind), pages * page + number % page, owner, position, expected, known
         )
-        freed, inside = torch.full_like(pages, NEVER), pages < len(self._freed)
-        freed[inside] = self._freed[pages[inside]]
+        given_back = self._freed_at(call.place)
+        freed, inside = torch.full_like(pages, NEVER), pages < len(given_back)
+        freed[inside] = given_back[pages[inside]]
         self._judge(read, lambda some: slot_digests(pool, read.slots[some], paged=True), freed=freed)
 
     def _load(self, call: Call) -> None:

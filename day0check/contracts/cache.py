@@ -115,6 +115,30 @@ CONTRACTS = (
     _tier(
         "kv.reload", "copies places of the host back into pages of the device, or rows of states", "pool", "reloaded"
     ),
+    Contract(
+        "kv.copy",
+        "move",
+        "copies whole pages to other pages of the same pool, before one of several holders writes on (copy on write)",
+        (pool("pool", "pages ...", "any"), rows("pages", "n", "int64"), rows("into", "n", "int64")),
+        (),
+        "reference.cache:copy",
+        mutates=("pool",),
+        after="reference.cache:copied",
+        hard_inputs=("plain", "bytes"),
+        sites=("kv", "index"),
+    ),
+    Contract(
+        "kv.rewrite",
+        "move",
+        "writes whole pages again whose content stays what it is: codes at another scale",
+        (pool("pool", "pages ...", "any"), rows("value", "n ...", "any"), rows("pages", "n", "int64")),
+        (),
+        "reference.cache:rewrite",
+        mutates=("pool",),
+        after="reference.cache:rewritten",
+        hard_inputs=("plain", "bytes"),
+        sites=("kv", "index"),
+    ),
     _record("kv.record", "a latent"),
     _record("index.record", "an index key"),
     Contract(

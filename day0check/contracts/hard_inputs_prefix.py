@@ -110,6 +110,16 @@ def _dequantise(d: Draw, name: str) -> Arguments:
     return codes, {"scale": (0.02 + 0.02 * d.uniform(1)).to(d.device)}
 
 
+def _copy(d: Draw, name: str) -> Arguments:
+    pool, places = _tier(d, name)[0], d.shuffled(PAGES)
+    return pool, {"pages": places[:5], "into": places[5:10]}
+
+
+def _rewrite(d: Draw, name: str) -> Arguments:
+    pool, others = _tier(d, name)[0], _tier(d, name)[0]
+    return pool, {"value": others[:5].clone(), "pages": d.shuffled(PAGES)[:5]}
+
+
 def _pack(d: Draw, name: str) -> Arguments:
     codes, scale, rest = _codes(d, name)
     return codes, {"scale": scale, "rest": rest}
@@ -147,6 +157,8 @@ GENERATORS: dict[str, Generator] = {
     "pool.release": _release,
     "kv.offload": _tier,
     "kv.reload": _tier,
+    "kv.copy": _copy,
+    "kv.rewrite": _rewrite,
     "kv.record": _record,
     "index.record": _record,
     "kv.quantise": _quantise,

@@ -177,6 +177,72 @@ def test_rescale_of_a_page_through_a_write_is_legal_and_one_in_place_is_named():
     assert "right at call 2 for the last time, and wrong at call 5" in failing.message
 
 
+def shown(m, operator, function, **kwargs):
+    return m.call(operator, function, m.pool, rows=rows_of("a", [0]), site="kv", **kwargs)
+
+
+def test_a_copy_that_is_shown_carries_the_content():
+    """Catches a copy of a page that is not followed: the copy would be nobody's, or be right whatever happens to it."""
+    pages, into = torch.tensor([7]), torch.tensor([8])
+    m = Memory()
+    m.step("a", A, 0, [3, 7, 1])
+    shown(m, "kv.copy", cache.copy, pages=pages, into=into)
+    m.read("a", 9, [3, 8, 1])
+    assert m.end() == []
+    m = Memory()
+    m.step("a", A, 0, [3, 7, 1])
+    shown(m, "kv.copy", cache.copy, pages=pages, into=into)
+    m.pool[8, 1] *= 2
+    m.read("a", 9, [3, 8, 1])
+    assert m.end() == [("kv.copy", rules.OVERWRITTEN)]
+    m = Memory()
+    m.step("a", A, 0, [3, 7, 1])
+    shown(m, "kv.copy", cache.copy, pages=torch.tensor([3]), into=into)
+    m.read("a", 9, [3, 8, 1])
+    assert m.end() == [("kv.gather", rules.OTHER)]
+
+
+def test_a_page_that_is_shown_as_rescaled_is_legal_and_stays_what_it_was():
+    """Catches a rescaled page that counts as overwritten, and one that counts as right for other tokens."""
+    m = Memory()
+    m.step("a", A, 0, [3, 7, 1])
+    shown(m, "kv.rewrite", cache.rewrite, value=m.pool[[7]] * 2, pages=torch.tensor([7]))
+    m.read("a", 9, [3, 7, 1])
+    assert m.end() == []
+    m = Memory()
+    m.step("a", A, 0, [3, 7, 1])
+    shown(m, "kv.rewrite", cache.rewrite, value=m.pool[[7]] * 2, pages=torch.tensor([7]))
+    m.pool[7, 2] += 1
+    m.read("a", 9, [3, 7, 1])
+    assert m.end() == [("kv.rewrite", rules.OVERWRITTEN)]
+
+
+@pytest.mark.parametrize(("place", "told"), [("", [("kv.gather", rules.OLDER)]), (LAYER, []), ("layers.07", [])])
+def test_a_layer_whose_pages_have_numbers_of_their_own_says_when_they_are_given_back(place, told):
+    """Catches a page of one layer that counts as given back because another layer gave back its page of that number."""
+    m = Memory()
+    m.step("a", A, 0, [3, 7, 1])
+    if place == LAYER:
+        release_at(m, LAYER, [11])  # its own numbers count here, and page 3 is still held
+        place = ""
+    release_at(m, place, [3])
+    m.read("a", 9, [3, 7, 1])
+    assert m.end() == told
+    m = Memory()
+    m.step("a", A, 0, [3, 7, 1])
+    release_at(m, LAYER, [3])
+    m.read("a", 9, [3, 7, 1])
+    assert m.end() == [("kv.gather", rules.OLDER)]
+
+
+def release_at(m, place, pages):
+    """Gives pages back at a place, while the request lives on."""
+    pages = torch.tensor(pages)
+    m.counts[pages] = 0
+    m.call("pool.release", lambda counts, **_: None, m.counts, rows=rows_of("nobody", [0]), place=place, pages=pages)
+    m.counts[pages] = 1
+
+
 def test_offload_keeps_the_content_and_a_host_page_that_changes_is_named():
     """Catches host memory that is written while a request is away: it comes back right, but as something else."""
     m = Memory()

@@ -105,6 +105,8 @@ TABLE: dict[str, Callable[..., Any]] = {
     "pool.release": prefix.release,
     "kv.offload": paging.offload,
     "kv.reload": paging.reload,
+    "kv.copy": paging.copy,
+    "kv.rewrite": paging.rewrite,
     "kv.record": records.as_kept,
     "index.record": records.as_kept,
     "kv.quantise": records.quantise,

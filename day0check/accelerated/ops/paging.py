@@ -157,6 +157,22 @@ def reload(pool: Tensor | OwnedPool, *, host: Tensor, pages: Tensor, places: Ten
     return None
 
 
+def copy(pool: Tensor | OwnedPool, *, pages: Tensor, into: Tensor) -> None:
+    """Copies `pages` [n] of `pool` to the pages `into` [n] of the same pool, byte for byte."""
+    if isinstance(pool, OwnedPool):
+        return pool.write(pool.read(_rows_of(pool, pages)), _rows_of(pool, into))
+    pool[into] = pool[pages]
+    return None
+
+
+def rewrite(pool: Tensor | OwnedPool, *, value: Tensor, pages: Tensor) -> None:
+    """Writes `value` [n, ...] over the whole `pages` [n] of `pool`, which keep their content in another scale."""
+    if isinstance(pool, OwnedPool):
+        return pool.write(value.reshape(-1, *pool.row), _rows_of(pool, pages))
+    pool[pages] = value.to(pool.dtype)
+    return None
+
+
 def _staged(host: Tensor, places: Tensor) -> Tensor:
     """Rows of host memory side by side where a copy to the device need not be waited for."""
     staged = torch.empty(len(places), *host.shape[1:], dtype=host.dtype, pin_memory=True)
