@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 STEP = 2**0.5
 # sizes of a sweep are rounded to whole ones (45 and 91 for a double), and triangles grow a little slower than squares
 ROUNDED = 1.05
-MATTERS = 0.01  # of the work of a whole step
+MATTERS = 0.02  # of the work of a whole step: less than its time differs by from run to run
 NEAR = "near "  # before the name of a sweep: lines of sizes at which a step was looked for
 _FEWEST = 4  # sizes of a sweep that say something
 MOST_SIZES = 40  # at which steps are looked for in one run: nine find one among a thousand positions
