@@ -29,6 +29,7 @@ from day0check.compare.row_digest import hexadecimal, plain_weights, row_weights
 from day0check.contracts import CONTRACTS
 from day0check.contracts.contract import Contract
 from day0check.contracts.profiles import FP8_CACHES, NARROWED, STATES, Profile, quantiser_profile
+from day0check.probe.fused_sums import gathers_itself
 from day0check.probe.recorder import Call, Observer
 from day0check.probe.rows import PADDING, RowMap
 from day0check.types import Measure
@@ -103,6 +104,7 @@ class Judge(Observer):
     A judgement that fails is given at once as well, so that an abort loses nothing: of several Measures of one
     (tap, phase) the last counts. Prefill is judged call by call; the calls of a tap in decode wait for up to 32 steps
     and are judged together. `claims_tie_rule`: selections must follow the contract's tie rule to the index.
+    `of_rank`: this process is one rank of several, and sums that gather their parts themselves are judged elsewhere.
     Deterministic: the draws of a judgement depend on `seed`, the tap, the phase and their number.
     """
 
@@ -113,8 +115,10 @@ class Judge(Observer):
         *,
         seed: int = 0,
         claims_tie_rule: bool = True,
+        of_rank: bool = False,
     ) -> None:
         self.profile, self.sink, self.seed, self.claims_tie_rule = profile, sink, seed, claims_tie_rule
+        self.of_rank = of_rank
         self._tallies: dict[tuple[str, str], _Tally] = {}
         self._decoded = Decoded()
         self._steps_waiting = self._bytes_waiting = 0
@@ -133,7 +137,7 @@ class Judge(Observer):
         self._open = (call, contract)
         if call.operator == "kv.slots" and not call.site and isinstance(call.kwargs.get("page"), int):
             self._page = call.kwargs["page"]
-        if contract is not None and contract.joined:
+        if self._joined(call, contract):
             return _Before(contract, {})
         if contract is None:
             return _Before(None, {}, f"there is no contract for {call.operator}")
@@ -144,9 +148,13 @@ class Judge(Observer):
         except Exception as error:  # whatever is wrong with the call is a result of the check, never our own fault
             return _Before(contract, {}, f"{type(error).__name__}: {error}")
 
+    def _joined(self, call: Call, contract: Contract | None) -> bool:
+        """Whether a call is judged where the records of all ranks are joined, by what it is or because it gathers."""
+        return contract is not None and (contract.joined or (self.of_rank and gathers_itself(call)))
+
     def after(self, call: Call, token: _Before, results: tuple[Any, ...]) -> None:
         self._open = None
-        if token.contract is not None and token.contract.joined:
+        if self._joined(call, token.contract):
             return  # judged where the records of all ranks are joined
         tally = self._tally(call, token.contract)
         if token.problem:

@@ -18,8 +18,10 @@ import torch
 
 from day0check.compare.merge_exchanges import exchange_measures, number_measures, pair_measures
 from day0check.compare.merge_manifest import Merged, merge_lines
+from day0check.compare.merge_sums import sum_measures
 from day0check.contracts import CONTRACTS
 from day0check.probe.capture import MANIFEST
+from day0check.probe.fused_sums import FOLDER
 from day0check.probe.records import replace_bytes, replace_json
 from day0check.probe.safetensors_writer import write
 from day0check.snapshot import Snapshot
@@ -33,13 +35,19 @@ _LINKED = ("outputs.json", "timing.jsonl")
 
 
 def merge_case(
-    ranks: Sequence[Path], into: Path, *, expert_parallel: bool, facts: dict[str, Any], finished: bool = True
+    ranks: Sequence[Path],
+    into: Path,
+    *,
+    expert_parallel: bool,
+    facts: dict[str, Any],
+    finished: bool = True,
+    profile: str = "bf16",
 ) -> list[Measure]:
     """Writes under `into` what a candidate on one device would have left, from the snapshot of each rank, in order.
 
-    `facts`: what stands in ranks.json beside the folders. `finished`: whether all ranks came to the end; without it
-    only the judgements are joined, since any rank may lack what the others gave it. Gives the merged measures. Raises
-    InputError for records that cannot be read.
+    `profile`: what is claimed of sums that no rank alone could judge. `facts`: what stands in ranks.json beside the
+    folders. `finished`: whether all ranks came to the end; without it only the judgements are joined, since any rank
+    may lack what the others gave it. Gives the merged measures. Raises InputError for records that cannot be read.
     """
     snapshots = [Snapshot(folder) for folder in ranks]
     measures = merged_measures([s.measures if finished else _without_lost_links(s.measures) for s in snapshots])
@@ -47,6 +55,8 @@ def merge_case(
         lines = [read_lines(folder / EXCHANGES) for folder in ranks]
         measures += exchange_measures(lines)
         measures += pair_measures(lines, expert_parallel=expert_parallel)
+        sums = [folder / FOLDER for folder in ranks]
+        measures += sum_measures([read_lines(folder / MANIFEST) for folder in sums], sums, profile=profile)
         measures += number_measures(lines, facts["experts"]) if facts.get("experts") else []
         manifest, tensors, replicas = _manifest(ranks, into)
         measures += replicas + _outputs(snapshots)

@@ -78,17 +78,11 @@ def merge_lines(
 
     Raises InputError for a tensor that cannot be read, ValueError for a dims string that cannot.
     """
-    calls: dict[tuple[Any, ...], list[tuple[int, Line]]] = {}
-    for rank, lines in enumerate(ranks):
-        nth: dict[tuple[Any, ...], int] = {}
-        for line in lines:
-            key = (line["tap"], line["phase"], line["step"], line["result"])
-            nth[key] = nth.get(key, 0) + 1
-            calls.setdefault((*key, nth[key]), []).append((rank, line))
+    calls = calls_of(ranks)
     found: list[Line] = []
     tensors: dict[str, torch.Tensor] = {}
     shared: dict[tuple[str, str], Measure] = {}
-    files = _Files(folders)
+    files = Files(folders)
     for members in calls.values():
         dims = read_dims(members[0][1].get("dims", ""))
         if dims.rows:
@@ -102,6 +96,19 @@ def merge_lines(
     return sorted(found, key=lambda line: line["order"]), tensors, measures
 
 
+def calls_of(ranks: Sequence[Sequence[Line]]) -> dict[tuple[Any, ...], list[tuple[int, Line]]]:
+    """The lines of one result of one call on all ranks, by tap, phase, step, number of the result, and which of the
+    calls of the tap in the step it is, from 1 on."""
+    calls: dict[tuple[Any, ...], list[tuple[int, Line]]] = {}
+    for rank, lines in enumerate(ranks):
+        nth: dict[tuple[Any, ...], int] = {}
+        for line in lines:
+            key = (line["tap"], line["phase"], line["step"], line["result"])
+            nth[key] = nth.get(key, 0) + 1
+            calls.setdefault((*key, nth[key]), []).append((rank, line))
+    return calls
+
+
 def _first_difference(measures: list[Measure]) -> list[Measure]:
     """The measures without differences behind the first one: a rank that went astray differs from there on."""
     wrong = sorted((m for m in measures if not m.passed), key=lambda m: (m.order, m.tap))
@@ -111,7 +118,7 @@ def _first_difference(measures: list[Measure]) -> list[Measure]:
     return [*(m for m in measures if m.passed), replace(wrong[0], message=text)]
 
 
-class _Files:
+class Files:
     """Tensors of the ranks' snapshots; open files are kept."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -134,7 +141,7 @@ def _linked(line: Line, rank: int, folders: Sequence[Path], merged: Merged) -> L
     return {**line, "file": merged.link(folders[rank] / line["file"], rank)}
 
 
-def _put_together(members: list[tuple[int, Line]], dims: Dims, files: _Files, tensors: dict[str, torch.Tensor]) -> Line:
+def _put_together(members: list[tuple[int, Line]], dims: Dims, files: Files, tensors: dict[str, torch.Tensor]) -> Line:
     first = members[0][1]
     if any(not line.get("file") for _, line in members):
         return {**first, "file": "", "key": "", "dropped": "a rank left its part out"}
@@ -154,9 +161,7 @@ def joined(parts: Sequence[torch.Tensor], *, axis: int, components: int = 1) -> 
     return torch.cat([piece[c] for c in range(components) for piece in pieces], axis)
 
 
-def _compare(
-    members: list[tuple[int, Line]], world: int, files: _Files, shared: dict[tuple[str, str], Measure]
-) -> None:
+def _compare(members: list[tuple[int, Line]], world: int, files: Files, shared: dict[tuple[str, str], Measure]) -> None:
     """Enters whether a result that every rank has whole is the same on all of them."""
     first = members[0][1]
     at = (first["tap"], first["phase"])

@@ -14,6 +14,7 @@ from day0check.probe.capture import Capture, Digests
 from day0check.probe.exchanges import Exchanges
 from day0check.probe.final_logits import FinalLogits
 from day0check.probe.flow import Flow
+from day0check.probe.fused_sums import FOLDER, FusedSums
 from day0check.probe.provenance import Provenance
 from day0check.probe.recorder import Call, Observer
 from day0check.probe.records import Lines, RecordError
@@ -124,14 +125,15 @@ class Observation:
             self.capture = Capture(directory, net, byte_cap=job.byte_cap, mode=job.mode)
             self.parameters = Lines(directory / "parameters.jsonl")
             parameters = ParametersRecorder(lambda found: self.parameters.write(to_json(found)), known_weights())
-            judge = Judge(profile_named(job.profile), self._measure)
+            judge = Judge(profile_named(job.profile), self._measure, of_rank=job.gated)
             self.final = FinalLogits()
             observers += [self.provenance, parameters, judge, BankMemory(self._measure), self.capture, self.final]
             if not is_operator_case(case):  # operators alone have memory of no request
                 observers.append(Shadow(self._measure, case.requests))
             if job.gated:
                 self.exchanges = Lines(directory / EXCHANGES)
-                observers += [Exchanges(lambda line: self.exchanges.write(line)), Flow(self.measures.write)]
+                sums = FusedSums(directory / FOLDER, byte_cap=job.byte_cap)
+                observers += [Exchanges(lambda line: self.exchanges.write(line)), Flow(self.measures.write), sums]
         self.observers = tuple(Guard(observer) for observer in observers)
 
     def _measure(self, measure: Measure) -> None:

@@ -23,6 +23,7 @@ from day0check.compare.merge import merge_case
 from day0check.compare.unobserved import worst
 from day0check.contracts import CONTRACTS
 from day0check.env import TOPOLOGY, TORCH_FLAGS
+from day0check.probe.fused_sums import REDUCE
 from day0check.probe.heartbeat import Beat, read
 from day0check.probe.records import Lines, replace_json
 from day0check.snapshot import case_directory
@@ -224,7 +225,8 @@ def _run_case(crew: _Crew, case: RunCase, events: Lines, starts: int) -> RunReco
     there = [folder for folder in folders if (folder / "run.json").is_file() or (folder / "heartbeat").is_file()]
     if len(there) == len(folders) and record.status != "unavailable":
         finished = record.status == "finished"
-        merge_case(folders, into, expert_parallel=layout.expert > 1, facts=facts, finished=finished)
+        claims = {"profile": crew.job.profile, "expert_parallel": layout.expert > 1}
+        merge_case(folders, into, facts=facts, finished=finished, **claims)
     _keep_witness(folders, into, first=int(crew.job.layout.get("witness_rank", 0)))
     return record
 
@@ -291,7 +293,7 @@ def laggard(beats: dict[int, Beat | None]) -> tuple[int, list[int]]:
 
 
 def _is_joined(tap: str) -> bool:
-    return any(contract.joined and contract.name in tap for contract in CONTRACTS.values())
+    return REDUCE in tap or any(contract.joined and contract.name in tap for contract in CONTRACTS.values())
 
 
 def ended_by(code: int) -> str:

@@ -108,8 +108,11 @@ class Ranks:
         return layers.routed_output(step, step.on_own_rows(at), p, self._summed(at, y, "routed", self.expert))
 
     def _summed(self, at: Here, y: Tensor, site: str, group: Group) -> Tensor:
+        """The sum over `group` of the parts `y` [rows, D]; a fused all-reduce covers the gather and gets the group."""
         if self.spread is not None:
             return self.spread.summed(at, y, site)
+        if "comm.all_gather" in at.caller.covers("comm.all_reduce"):
+            return at("comm.all_reduce", y, site=site, group=group)
         sizes = (1,) * group.size
         parts = at("comm.all_gather", y.unsqueeze(1), site=site, group=group, axis=1, sizes=sizes)
         return at("comm.all_reduce", parts, site=site)
