@@ -9,10 +9,15 @@ from day0check.accelerated.parallel.group import Group, ThreadTransport
 from day0check.accelerated.parallel.spread import Spread, spread
 from day0check.accelerated.quantised import QuantisingCaller
 from day0check.backends.accelerated import Accelerated
+from day0check.compare.local import Judge
+from day0check.compare.merge_exchanges import exchange_measures, pair_measures
+from day0check.contracts.profiles import profile_named
+from day0check.probe.exchanges import Exchanges
+from day0check.probe.flow import Flow
 from day0check.probe.recorder import Observer, Recorder
 from day0check.probe.registry import Operators
 from day0check.probe.rows import RowMap
-from day0check.types import Request, Schedule, Turn
+from day0check.types import Request, Schedule, ScheduleEvent, Turn
 from reference.presets import preset_dir
 
 TP, EP = "tensor_parallel", "expert_parallel"
@@ -103,3 +108,30 @@ def test_calls_on_own_rows_go_through_the_caller_of_all():
     assert seen == [("layers.01.quantise.rows.moe.up", (3, 4)), ("layers.01.moe.up", (3, 4))]
     assert spread(own.group, rows, 1) is None
     assert spread(own.group, rows, 5) == own
+
+
+def test_what_is_scattered_is_judged_and_healthy():
+    """Catches a false alarm of the replay, of the flow of parts or of exchanged bytes where rows lie over ranks, padded
+    and preempted ones among them; and scattered sums that nobody judges."""
+    found = [{"measures": {}, "flow": [], "lines": []} for _ in range(2)]
+
+    def observers(rank):
+        mine = found[rank]
+        judge = Judge(profile_named("bf16"), lambda m: mine["measures"].update({(m.tap, m.phase): m}))
+        return [judge, Flow(mine["flow"].append), Exchanges(mine["lines"].append)]
+
+    schedule = Schedule(chunk=15, max_batch=2, fixed_rows=4, mixed=True, events=(ScheduleEvent(3, "preempt", "b"),))
+    layout = {TP: 2, EP: 2} | SCATTERED
+    results = run_ranks(preset_dir("fault-ranks"), "bf16", layout, requests(), schedule, observers)
+    assert results[0][0] == results[1][0]
+    assert results[0][1].order == results[1][1].order
+    for mine in found:
+        sums = {phase for tap, phase in mine["measures"] if "comm.reduce_scatter" in tap}
+        assert sums == {"prefill", "decode"}
+        assert [m for m in mine["measures"].values() if not m.passed] == []
+        assert {record["operator"] for record in mine["flow"] if record["passed"]} == {"comm.reduce_scatter"}
+        assert all(record["passed"] for record in mine["flow"])
+    lines = [mine["lines"] for mine in found]
+    joined = exchange_measures(lines) + pair_measures(lines, expert_parallel=True)
+    assert [m for m in joined if not m.passed] == []
+    assert {m.operator for m in joined} == {"comm.all_gather", "comm.all_to_all", "moe.dispatch", "moe.combine"}
