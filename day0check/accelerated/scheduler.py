@@ -159,8 +159,7 @@ class Scheduler:
             raise InputError(
                 f"the longest request needs {need[0]} pages, there are {pages}", where="schedule.pages", todo="raise it"
             )
-        asked = schedule.prefix_workspace
-        tokens = min(default_tokens(schedule.chunk) if asked is None else asked, pages * page)
+        tokens = schedule.prefix_workspace or min(default_tokens(schedule.chunk), pages * page)
         return self.engine.caches(
             pages=pages, page=page, slots=batch, snapshots=snapshots, memory=schedule.memory, prefix_tokens=tokens
         )

@@ -15,13 +15,15 @@ from day0check.types import Measure, from_json, to_json
 class Computed:
     """What a run did for one request: `rows` it computed in all, `positions` of them that are different ones, and the
     number of steps of each phase in which it had rows; `longest_rest`: most steps in a row between its first and
-    its last in which it had none."""
+    its last in which it had none; `merged`: rows whose partial results of attention were merged, where the run shows
+    them."""
 
     rows: int
     positions: int
     prefill_steps: int
     decode_steps: int
     longest_rest: int = 0
+    merged: int = 0
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from day0check.compare.host_buffers import HostBuffers
 from day0check.compare.lent_rows import LentRows
 from day0check.compare.merge import EXCHANGES, rank_folders, ranks_facts
 from day0check.compare.noise_book import FILE, NoiseBook
+from day0check.compare.parts_law import parts_law
 from day0check.compare.run_comparison import Computed, RunComparison, file_name, write_comparison
 from day0check.compare.shadow import Shadow
 from day0check.compare.splice_law import splice_law
@@ -164,7 +165,7 @@ def compare_extra(job: Job, case: RunCase, candidate: Snapshot, directory: Path,
         else:
             found = _compare(job, case, run, here, there, book)
         if run.law:
-            found = _with_law(job, run, here, found)
+            found = _with_law(job, run, here, there, found)
         found = _with_memory(here, found)
         write_comparison(directory / EXTRA, found)
         agreed += [folder] if all(m.passed for m in found.measures) and not found.missing else []
@@ -200,7 +201,7 @@ def _compare(job: Job, case: RunCase, run: ExtraRun, here: Snapshot, there: Snap
     )
 
 
-def _with_law(job: Job, run: ExtraRun, here: Snapshot, found: RunComparison) -> RunComparison:
+def _with_law(job: Job, run: ExtraRun, here: Snapshot, there: Snapshot | None, found: RunComparison) -> RunComparison:
     """Adds what the results of the run must hold by themselves."""
     from reference.weights import Checkpoint
 
@@ -217,6 +218,9 @@ def _with_law(job: Job, run: ExtraRun, here: Snapshot, found: RunComparison) -> 
             measures, missing = experts_law_of_ranks(folders, config, layout=layout)
         else:
             measures, missing = experts_law(here, config)
+    elif run.law == "parts":
+        alone = there is None or there.run["status"] != "finished"
+        measures, missing = ((), "") if alone else parts_law(here, there, config, run.requests)
     else:
         measures, missing = splice_law(here, config, run.requests)
     rows = found.rows + sum(m.rows for m in measures)

@@ -22,6 +22,7 @@ from day0check.checks.invariants import (
     padded,
     poisoned_memory,
     preempted,
+    prefix_workspace,
     reordered,
     repeated,
     residual_bank,
@@ -33,6 +34,7 @@ from day0check.checks.invariants import (
 INVARIANTS: dict[str, ModuleType] = {
     "decode_equals_prefill": decode_equals_prefill,
     "chunked_equals_one_shot": chunked_equals_one_shot,
+    "prefix_workspace": prefix_workspace,
     "alone_equals_batched": alone_equals_batched,
     "reordered": reordered,
     "mixed_steps": mixed_steps,

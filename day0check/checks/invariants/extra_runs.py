@@ -25,10 +25,12 @@ class ExtraRun:
 
     `against`: label of the run that it is compared with; `pairings`: which rows; `bits`: the same bytes are promised.
     What must show, else the run says nothing: requests `recomputed` compute some position twice, `reused` ones not all,
-    `once` each exactly once; `rested` ones are away for some steps; prompts of `chunked` ones take several steps.
+    `once` each exactly once; `rested` ones are away for some steps; prompts of `chunked` ones take several steps;
+    of `merged` ones rows have partial results of attention that were merged.
     `lenders`: (request, the one behind whose cached prefix it begins). `also`: whose results are kept besides.
     `identity`: operators that are replaced by one that gives its first argument back; `law`: what the run's own results
-    must hold by themselves ("copies", "experts", "splice").
+    must hold by themselves ("copies", "experts", "splice"), or beside those of the run that it is compared with
+    ("parts").
     """
 
     label: str
@@ -43,6 +45,7 @@ class ExtraRun:
     chunked: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
     rested: tuple[str, ...] = ()
+    merged: tuple[str, ...] = ()
     lenders: tuple[tuple[str, str], ...] = ()
     also: tuple[str, ...] = ()
     identity: tuple[str, ...] = ()

@@ -159,6 +159,9 @@ def _unshown(run: ExtraRun, found: RunComparison) -> str:
     for request in run.chunked:
         if request in did and did[request].prefill_steps < 2:
             return f"the prompt of request {request} was computed in one step"
+    for request in run.merged:
+        if request in did and not did[request].merged:
+            return f"nothing was merged for request {request}: its prefix was attended to whole"
     return ""
 
 

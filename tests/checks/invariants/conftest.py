@@ -28,6 +28,17 @@ def texts(tmp_path_factory) -> Stage:
 
 
 @pytest.fixture(scope="session")
+def prefixes(tmp_path_factory) -> Stage:
+    """A request of many pages and one that answers beside it, on a model that attends to every latent."""
+    requests = (
+        Request("invariants/z/long#1", (Turn(words(1, 44)),), 2),
+        Request("invariants/z/short#1", (Turn(words(2, 11)),), 9),
+    )
+    case = RunCase("invariants/z", requests, Schedule(page=8, max_batch=2))
+    return Stage(case, tmp_path_factory.mktemp("prefixes"), dense=True)
+
+
+@pytest.fixture(scope="session")
 def pictures(tmp_path_factory) -> Stage:
     """Two requests that begin alike but for the picture, one with two of them; no grid is the native one."""
     one, tall = (259,) * 12, (259,) * 15

@@ -30,10 +30,11 @@ Break = tuple[str, Callable[..., Any]] | tuple[str, Callable[..., Any], str]
 
 
 class Stage:
-    """`case` on the small model under profile bf16. `root` holds the healthy records."""
+    """`case` on the small model (the `dense` one) under profile bf16. `root` holds the healthy records."""
 
-    def __init__(self, case: RunCase, folder: Path) -> None:
-        self.model_dir, self.case, self.root = str(small_model(folder / "model")), case, folder / "healthy"
+    def __init__(self, case: RunCase, folder: Path, *, dense: bool = False) -> None:
+        self.model_dir = str(small_model(folder / "model", dense=dense))
+        self.case, self.root = case, folder / "healthy"
         root = self.root
         self.config = Checkpoint(self.model_dir).config
         self.book = NoiseBook()
