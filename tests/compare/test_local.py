@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from day0check.compare.local import POOLED_STEPS, Judge
+from day0check.compare.local import OF_ALL_ROWS, POOLED_STEPS, Judge
 from day0check.contracts import CONTRACTS
 from day0check.contracts.hard_inputs import Draw
 from day0check.contracts.profiles import PROFILES
@@ -134,6 +134,20 @@ def test_a_fault_of_one_decode_row_is_placed_to_the_request_and_position(operato
     others = [x for x in by_tap.values() if x.operator != operator]
     assert all(x.passed for x in others)
     assert measures.index(m) > min(i for i, x in enumerate(measures) if not x.passed)  # told at once, and at the end
+
+
+def test_what_all_decode_rows_show_has_the_order_of_the_first():
+    """Catches layers that are accused in the order of their worst rows: a later layer whose worst row comes earlier
+    would be named for a fault that all of them have."""
+
+    def a_little_larger(inner, x, **kwargs):
+        y = inner(x, **kwargs)
+        return (y.float() * 1.02).to(y.dtype) if len(x) == 2 else y
+
+    _, by_tap = run(moe_experts=a_little_larger)
+    m = by_tap[("moe.experts", "decode")]
+    assert m.failing in OF_ALL_ROWS
+    assert m.order == 7 + 5
 
 
 def test_beta_through_two_sigmoids_in_decode_is_placed_in_decode():
