@@ -42,7 +42,8 @@ def figures(made: Load, tokens: int, pace: float, parse_s: float) -> dict[str, A
         answer = read_answer(reply)
         lost += answer.text != "".join(f" {n}" for n in range(tokens))
         begins = [piece.at_ns - n * pace * 1e9 for n, piece in enumerate(answer.pieces)]
-        late += [(begin - min(begins)) / 1e6 for begin in begins]
+        first = min(begins, default=0.0)
+        late += [(begin - first) / 1e6 for begin in begins]
     lags = made.own.loop_lag_ms
     total = len(made.replies) * tokens
     return {
