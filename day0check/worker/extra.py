@@ -169,9 +169,11 @@ def compare_extra(job: Job, case: RunCase, candidate: Snapshot, directory: Path,
         found = _with_memory(here, found)
         write_comparison(directory / EXTRA, found)
         agreed += [folder] if all(m.passed for m in found.measures) and not found.missing else []
-    for folder in agreed:  # the tensors of a run that agrees serve nobody any more
-        for file in folder.glob("step-*.safetensors"):
-            file.unlink()
+    ranks = rank_folders(candidate.directory)
+    for folder in agreed:  # the tensors of a run that agrees serve nobody any more, nor do those of its ranks
+        for place in (folder, *(rank / EXTRA / folder.name for rank in ranks)):
+            for file in place.glob("*.safetensors"):
+                file.unlink()
 
 
 def _compare(job: Job, case: RunCase, run: ExtraRun, here: Snapshot, there: Snapshot, book: NoiseBook) -> RunComparison:
