@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from day0check.accelerated.batch import Part, make_batch
 from day0check.accelerated.prefix_chunks import PrefixWorkspace, plan_prefix
 from day0check.accelerated.records import Formats
 from day0check.backends.accelerated import Accelerated
+from day0check.backends.loader import lay_over, read_operators
 from day0check.compare.local import Judge
 from day0check.compare.shadow import Shadow
 from day0check.contracts.profiles import profile_named
@@ -76,6 +79,10 @@ REQUESTS = (
 )
 
 
+SCHEDULE = Schedule(page=8, chunk=12, max_batch=2, mixed=True, prefix_workspace=24)
+LAYOUT = Path(__file__).resolve().parent.parent / "faults" / "operators" / "blocked_layout.py"
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     return str(small_model(tmp_path_factory.mktemp("dense") / "model", dense=True))
@@ -90,14 +97,30 @@ def test_the_parts_are_judged_and_nothing_is_accused(model, formats):
     measures = []
     profile = profile_named("fp8-cache" if formats.kv == "fp8" else "bf16")
     recorder = Recorder([Judge(profile, measures.append), Shadow(measures.append, REQUESTS)])
-    schedule = Schedule(page=8, chunk=12, max_batch=2, mixed=True, prefix_workspace=24)
     with torch.no_grad():
-        backend.run(REQUESTS, schedule, recorder)
+        backend.run(REQUESTS, SCHEDULE, recorder)
     recorder.end_case()
     assert [m for m in measures if not m.passed] == []
     taps = {m.tap for m in measures}
     parts = {"prefix.gather", "prefix.gather.content", "mla.partial.prefix", "mla.partial.own", "mla.merge"}
     assert {f"layers.02.{part}" for part in parts} <= taps
+
+
+def test_pools_of_another_layout_go_through_it_all_the_same(model):
+    """Catches a gather into the workspace that reaches into memory that is not its own."""
+    found = {}
+    for name in ("own", "blocked"):
+        backend, measures = Accelerated(), []
+        if name == "blocked":
+            lay_over(backend.operators(), read_operators(str(LAYOUT)), path=str(LAYOUT), backend="accelerated")
+        backend.load(model, "bf16", "cpu", {})
+        recorder = Recorder([Judge(profile_named("bf16"), measures.append)])
+        with torch.no_grad():
+            backend.run(REQUESTS, SCHEDULE, recorder)
+        recorder.end_case()
+        assert [m for m in measures if not m.passed] == []
+        found[name] = {(m.tap, m.phase): m.digest for m in measures}
+    assert found["blocked"] == found["own"]
 
 
 def test_a_workspace_without_a_row_for_each_request_is_refused(model):
