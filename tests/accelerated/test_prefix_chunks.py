@@ -15,12 +15,15 @@ from day0check.accelerated.prefix_chunks import PrefixWorkspace, plan_prefix
 from day0check.accelerated.records import Formats
 from day0check.backends.accelerated import Accelerated
 from day0check.backends.loader import lay_over, read_operators
+from day0check.compare.checkpoint_parameters import compare_parameters
 from day0check.compare.local import Judge
+from day0check.compare.parameters import Recorded
 from day0check.compare.shadow import Shadow
 from day0check.contracts.profiles import profile_named
 from day0check.errors import InputError
 from day0check.probe.recorder import Recorder
 from day0check.types import Request, Schedule, Turn
+from reference.weights import Checkpoint
 
 CPU = torch.device("cpu")
 
@@ -104,6 +107,17 @@ def test_the_parts_are_judged_and_nothing_is_accused(model, formats):
     taps = {m.tap for m in measures}
     parts = {"prefix.gather", "prefix.gather.content", "mla.partial.prefix", "mla.partial.own", "mla.merge"}
     assert {f"layers.02.{part}" for part in parts} <= taps
+
+
+@pytest.mark.parametrize("site", ["prefix", "own"])
+def test_parts_have_the_settings_of_the_whole(model, site):
+    """Catches a softmax scale that is wrong in a part alone: the replay takes the candidate's own."""
+    scale = Checkpoint(model).config.softmax_scale()
+    for factor, pattern in ((1.0, ""), (1.01, "other setting: scale")):
+        tap = f"layers.02.mla.partial.{site}"
+        recorded = Recorded(tap, "mla.partial", "prefill", 2, 5, {"scale": scale * factor})
+        (measure,) = compare_parameters(model, "bf16", [recorded])
+        assert (measure.tap, measure.passed, measure.pattern) == (tap, not pattern, pattern)
 
 
 def test_pools_of_another_layout_go_through_it_all_the_same(model):
