@@ -46,7 +46,8 @@ def _runs(
 ) -> tuple[ExtraRun, ...]:
     """The steps of `schedule` with a workspace for everything, and with one of each of `sizes` rows."""
     together = min(schedule.max_batch, len(requests))
-    room = together * max(len(outputs.sequences[r.id]) for r in requests)
+    pages = -(-max(len(outputs.sequences[r.id]) for r in requests) // schedule.page)
+    room = together * pages * schedule.page  # a backend may divide it in whole pages
     longest = max(requests, key=lambda r: len(r.turns[0].tokens))
     whole, compared = f"{label}-whole", pairs(requests)
     given = {"requests": requests, "pairings": compared}
