@@ -1,7 +1,8 @@
 """All statistics of a pair of stored tensors in one pass over both, block by block: bounded memory, any float format.
 
-With numba (the extra `fast`) one compiled loop reads each element once; without it torch does the same on blocks that
-stay in the cache. Legend: R rows, C channels (everything behind the first axis). The oracle is `b`.
+With numba (the extra `fast`) one compiled loop of one thread reads each element once; without it torch does the same on
+all of its threads, on blocks that stay in the cache. Legend: R rows, C channels (everything behind the first axis). The
+oracle is `b`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from day0check.compare import pair_statistics_torch
+from day0check.compare import pair_statistics_codes, pair_statistics_torch
 
 FORMATS = (torch.bfloat16, torch.float32, torch.float8_e4m3fn)  # what the compiled loop reads
 
@@ -67,11 +68,12 @@ def pair_statistics(a: torch.Tensor, b: torch.Tensor, *, fast: bool | None = Non
         raise ValueError(f"a pair of shapes {list(a.shape)} and {list(b.shape)} has no statistics")
     rows = a.shape[0] if a.dim() else 1
     a, b = (t.detach().reshape(rows, t.numel() // max(1, rows)).contiguous() for t in (a, b))
-    readable = a.dtype == b.dtype and a.dtype in FORMATS and a.device.type == b.device.type == "cpu"
-    loops = compiled() if fast is not False and readable else None
+    stored = a.dtype == b.dtype and a.dtype in FORMATS and a.device.type == b.device.type == "cpu"
+    loops = compiled() if fast is not False and stored else None
     if loops is None and fast:
         raise ValueError(f"no compiled loop reads {a.dtype} and {b.dtype} on {a.device.type}; is numba installed?")
-    by = pair_statistics_torch if loops is None else loops
+    codes = stored and a.dtype == torch.float8_e4m3fn
+    by = loops or (pair_statistics_codes if codes else pair_statistics_torch)
     (error, signal, product, largest, odd), row_error, row_signal = by.statistics(a, b)
     return PairStatistics(a.numel(), error, signal, product, largest, int(odd), row_error, row_signal)
 

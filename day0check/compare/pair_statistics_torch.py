@@ -1,8 +1,8 @@
-"""The statistics of a pair of tensors by torch operators alone, block by block.
+"""The statistics of a pair of tensors by torch operators alone, block by block, on all of torch's threads.
 
-Every operator writes into room that was made before, and blocks are large, since beginning an operator costs two
-microseconds. Blocks whose float32 squares tell nothing (no finite number, no error, tiny or huge ones) are found by
-their largest square at the end and done again in float64.
+Every operator writes into room that was made before, and blocks are large: operators begin and end together on all
+threads, which takes as long as a few thousand elements. Blocks whose float32 squares tell nothing (no finite number, no
+error, tiny or huge ones) are found by their largest square at the end and done again in float64.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-BLOCK_ELEMENTS = 2**18  # of one operand in float32: 1 MiB; in smaller ones beginning an operator costs as much again
-NARROW_BLOCKS = 4  # of codes of one byte so many blocks are widened to two bytes at once
+BLOCK_ELEMENTS = 2**20  # for each thread, of one operand in float32: 4 MiB, which the last cache holds
 LEAST, INFINITE = 0x0D800000, 0x7F800000  # bits of 2^-100, below which squares lose some of theirs, and of infinity
-E4M3_SCALE = 2.0**8  # what a code of E4M3 means is this times what its bits mean where float16 has them
-_TO_HALF, _SIGN_AND_LOW, _NAN, _NEGATIVE_NAN = 1 << 7, -0x4001, 0x7F, 0xFF
 
 Sums = tuple[float, float, float, float, int]
 
 
 @dataclass(frozen=True)
-class _Cut:
+class Cut:
     """How [R, C] is cut: blocks of `step` whole rows, or of `columns` of one row (the last of a row may be shorter)."""
 
     rows: int
@@ -31,8 +28,9 @@ class _Cut:
     columns: int
 
     @classmethod
-    def of(cls, rows: int, width: int) -> _Cut:
-        return cls(rows, width, max(1, min(rows, BLOCK_ELEMENTS // width)), min(width, BLOCK_ELEMENTS))
+    def of(cls, rows: int, width: int) -> Cut:
+        elements = BLOCK_ELEMENTS * torch.get_num_threads()
+        return cls(rows, width, max(1, min(rows, elements // width)), min(width, elements))
 
     def shapes(self) -> list[tuple[int, int]]:
         """[rows, columns] of every block, in the order of memory."""
@@ -50,7 +48,7 @@ class _Cut:
 class _Blocks:
     """The blocks of a pair and what is found of each: squares of its rows, product, bits of the largest square."""
 
-    def __init__(self, a: torch.Tensor, b: torch.Tensor, cut: _Cut) -> None:
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, cut: Cut) -> None:
         self.shapes = cut.shapes()
         sizes, rows = [r * c for r, c in self.shapes], [r for r, _ in self.shapes]
         self.own, self.oracle = a.view(-1).split(sizes), b.view(-1).split(sizes)
@@ -61,11 +59,12 @@ class _Blocks:
         self.into = (*(c.split(rows) for c in self.cells), self.products.unbind(), self.largest.unbind())
         self.room = torch.empty((2, max(sizes)), dtype=torch.float32, device=device)
 
-    def run(self, own: tuple[torch.Tensor, ...], oracle: tuple[torch.Tensor, ...], first: int = 0) -> None:
-        """Blocks `first` and following from these values of theirs, of any float dtype."""
+    def run(self) -> None:
+        """Fills the cells of every block from its values."""
         shape = None
-        errors, signals, products, largest = self.into
-        for at, (x, o) in enumerate(zip(own, oracle, strict=True), first):
+        for at, (x, o, error, signal, product, largest) in enumerate(
+            zip(self.own, self.oracle, *self.into, strict=True)
+        ):
             if self.shapes[at] != shape:
                 shape = self.shapes[at]
                 e, wide = self.room[:, : shape[0] * shape[1]]
@@ -73,11 +72,11 @@ class _Blocks:
             x = x if x.dtype == torch.float32 else e.copy_(x)
             o, oracle_rows = (o, o.view(shape)) if o.dtype == torch.float32 else (wide.copy_(o), wide_rows)
             torch.sub(x, o, out=e)
-            torch.dot(e, o, out=products[at])
+            torch.dot(e, o, out=product)
             torch.mul(e, e, out=e)
-            torch.sum(rows, 1, out=errors[at])
-            torch.amax(bits, 0, out=largest[at])
-            torch.linalg.vector_norm(oracle_rows, dim=1, out=signals[at])
+            torch.sum(rows, 1, out=error)
+            torch.amax(bits, 0, out=largest)
+            torch.linalg.vector_norm(oracle_rows, dim=1, out=signal)
 
 
 def statistics(a: torch.Tensor, b: torch.Tensor) -> tuple[Sums, torch.Tensor, torch.Tensor]:
@@ -89,18 +88,15 @@ def statistics(a: torch.Tensor, b: torch.Tensor) -> tuple[Sums, torch.Tensor, to
     if not a.numel():
         nothing = torch.zeros(rows, dtype=torch.float64)
         return (0.0, 0.0, 0.0, 0.0, 0), nothing, nothing.clone()
-    cut = _Cut.of(rows, width)
+    cut = Cut.of(rows, width)
     blocks = _Blocks(a, b, cut)
-    by_bits = a.dtype == b.dtype == torch.float8_e4m3fn and a.device.type == "cpu"  # torch converts one at a time there
-    odd_blocks = _run_e4m3(blocks) if by_bits else blocks.run(blocks.own, blocks.oracle) or set()
-    scale = E4M3_SCALE if by_bits else 1.0
-    error, signal = blocks.cells[0].double() * scale**2, blocks.cells[1].double().square_() * scale**2
-    products = blocks.products.double() * scale**2
-    roots = blocks.largest.view(torch.float32).double().sqrt_().float().double() * scale
+    blocks.run()
+    error, signal = blocks.cells[0].double(), blocks.cells[1].double().square_()
+    products, roots = blocks.products.double(), blocks.largest.view(torch.float32).double().sqrt_().float().double()
     odd = 0
     errors, signals = error.split([r for r, _ in blocks.shapes]), signal.split([r for r, _ in blocks.shapes])
-    for at in _doubtful(blocks, (errors, signals), odd_blocks):
-        found = _careful(blocks.own[at].view(blocks.shapes[at]), blocks.oracle[at].view(blocks.shapes[at]))
+    for at in _doubtful(blocks, (errors, signals)):
+        found = careful(blocks.own[at].view(blocks.shapes[at]), blocks.oracle[at].view(blocks.shapes[at]))
         errors[at].copy_(found[0])
         signals[at].copy_(found[1])
         products[at], roots[at], odd = found[2], found[3], odd + found[4]
@@ -109,39 +105,14 @@ def statistics(a: torch.Tensor, b: torch.Tensor) -> tuple[Sums, torch.Tensor, to
     return sums, row_error, row_signal
 
 
-def _run_e4m3(blocks: _Blocks) -> set[int]:
-    """Runs blocks of E4M3 by way of float16: there a code means what it means over `E4M3_SCALE`, and exactly, once its
-    seven low bits are moved to exponent and mantissa. Returns the blocks that hold NaN, whose code would mean 480."""
-    room = torch.empty((2, max(r * c for r, c in blocks.shapes) * NARROW_BLOCKS), dtype=torch.int16)
-    odd = set()
-    for first in range(0, len(blocks.shapes), NARROW_BLOCKS):
-        numbers = range(first, min(first + NARROW_BLOCKS, len(blocks.shapes)))
-        sizes = [blocks.shapes[at][0] * blocks.shapes[at][1] for at in numbers]
-        both = [parts[first].as_strided((sum(sizes),), (1,)) for parts in (blocks.own, blocks.oracle)]
-        halves = [_as_half(codes, into) for codes, into in zip(both, room, strict=True)]
-        blocks.run(*(h.split(sizes) for h in halves), first)
-        if any(_holds_nan(codes) for codes in both):
-            odd.update(numbers)
-    return odd
-
-
-def _as_half(codes: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    half = into[: codes.numel()].copy_(codes.view(torch.int8))
-    return half.mul_(_TO_HALF).bitwise_and_(_SIGN_AND_LOW).view(torch.float16)
-
-
-def _holds_nan(codes: torch.Tensor) -> bool:
-    return int(codes.view(torch.int8).amax()) == _NAN or int(codes.view(torch.uint8).amax()) == _NEGATIVE_NAN
-
-
-def _doubtful(blocks: _Blocks, found: tuple[tuple[torch.Tensor, ...], ...], odd: set[int]) -> list[int]:
+def _doubtful(blocks: _Blocks, found: tuple[tuple[torch.Tensor, ...], ...]) -> list[int]:
     """Numbers of the blocks that float32 squares do not tell everything of; a block without any error is none."""
     doubtful = []
     overflowed = not math.isfinite(float(blocks.cells.sum()))
     for at, bits in enumerate(blocks.largest.tolist()):
         known = LEAST <= bits < INFINITE or (bits == 0 and _same_bytes(blocks.own[at], blocks.oracle[at]))
         finite = not overflowed or all(bool(torch.isfinite(squares[at]).all()) for squares in found)
-        if at in odd or not known or not finite:
+        if not known or not finite:
             doubtful.append(at)
     return doubtful
 
@@ -150,7 +121,7 @@ def _same_bytes(x: torch.Tensor, o: torch.Tensor) -> bool:
     return x.dtype == o.dtype and torch.equal(x.view(torch.uint8), o.view(torch.uint8))
 
 
-def _careful(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float, float, int]:
+def careful(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float, float, int]:
     """(row errors, row signals, product, largest, odd) in float64, without what is no finite number."""
     x, o = a.float(), b.float()
     finite = torch.isfinite(x) & torch.isfinite(o)

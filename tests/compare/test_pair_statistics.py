@@ -106,7 +106,7 @@ def test_memory_is_bounded_by_a_block(dtype, shape, monkeypatch):
     torch.testing.assert_close(found.row_signal, b.double().square().sum(1), rtol=1e-5, atol=1e-12)
     assert found.largest == float(e.abs().max())
     assert made
-    assert max(math.prod(size[0]) for size in made) <= 2 * 64 * torch_alone.NARROW_BLOCKS
+    assert max(math.prod(size[0]) for size in made) <= 2 * 64 * torch.get_num_threads()
 
 
 @pytest.mark.parametrize("factor", [1e-25, 1e25])
@@ -141,6 +141,46 @@ def test_one_code_that_differs_is_found_wherever_it_lies(at, fast):
     found = pair_statistics(a, b, fast=fast)
     assert (found.error, found.product, found.largest) == (1.0, 1.0, 1.0)
     assert found.row_error.nonzero().flatten().tolist() == [at[0]]
+
+
+@given(
+    st.integers(1, 9), st.integers(1, 40), st.sampled_from([0.0, 0.01, 0.1, 1.0]), st.integers(0, 9), st.integers(0, 99)
+)
+@settings(max_examples=60, deadline=None)
+def test_codes_by_torch_whatever_their_number_their_place_and_how_many_differ(rows, width, share, offset, seed):
+    """Catches a code at an odd place, at the end of a word, in memory that begins inside one, or in the wrong row, and
+    the way for few codes that differ where it says other things than the way for many."""
+    draw = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 256, (2, offset + rows * width), generator=draw, dtype=torch.uint8)
+    codes[0] = torch.where(torch.rand(codes.shape[1], generator=draw) < share, codes[0], codes[1])
+    if seed % 2:
+        codes = torch.where(codes & 0x7F == 0x7F, 0x30, codes)  # no NaN
+    a, b = (c.view(torch.float8_e4m3fn)[offset:].view(rows, width) for c in codes)
+    found = pair_statistics(a, b, fast=False)
+    x, o = a.double(), b.double()
+    finite = torch.isfinite(x) & torch.isfinite(o)
+    e, o = torch.where(finite, x - o, 0.0), torch.where(finite, o, 0.0)
+    torch.testing.assert_close(found.row_error, e.square().sum(1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.row_signal, o.square().sum(1), rtol=1e-5, atol=0)
+    assert found.product == pytest.approx(float((e * o).sum()), rel=1e-3, abs=1e-5 * found.signal)
+    assert found.largest == float(e.abs().max())
+    assert found.odd == int((~finite & (a.view(torch.uint8) != b.view(torch.uint8))).sum())
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_threads_change_no_statistic(dtype):
+    """Catches blocks of several threads that are cut otherwise than they are read."""
+    a, b = pair(dtype, (70, 3000))
+    one = pair_statistics(a, b, fast=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        more = pair_statistics(a, b, fast=False)
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(more.row_error, one.row_error, rtol=1e-5, atol=0)
+    torch.testing.assert_close(more.row_signal, one.row_signal, rtol=1e-5, atol=0)
+    assert (more.largest, more.odd) == (one.largest, one.odd)
 
 
 def test_pairs_that_are_none_are_refused():
