@@ -6,7 +6,7 @@ Every figure comes from a process of its own that loads a model of that many exp
 steps, and counts every byte that tensor operations take (`probe/memory.py`; on a device also its allocator). A line
 `constant + layers x bytes` is fitted. The engine keeps packed experts and one FP8 workspace: its line must rise by what
 a layer holds packed, and its constant holds the workspace once. The others are built here: experts as FP8 at load, and
-a workspace for each layer.
+a workspace for each layer. Then decode steps are counted one by one: they keep nothing (`bench/decode_memory.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.decode_memory import decode_steps
 from bench.models import enlarged
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.memory import storages
@@ -132,7 +133,7 @@ def changed(engine: Engine, form: str) -> list[Any]:
     return kept
 
 
-def measure(layers: int, megabytes: int, form: str, device: torch.device) -> dict[str, float]:
+def measure(layers: int, megabytes: int, form: str, device: torch.device) -> dict[str, Any]:
     """Bytes of one process: counted, resident, and what its parts hold."""
     torch.set_num_threads(1)
     config = config_of(layers, megabytes)
@@ -149,14 +150,20 @@ def measure(layers: int, megabytes: int, form: str, device: torch.device) -> dic
             serve(engine)
     found = {"layers": layers, "counted": taken.peak_bytes, "workspace": workspace, "held": len(held)}
     found |= {"storages": storages(engine), "resident": resident_bytes() - before, "layer": layer_bytes(config)}
+    if form == "engine":
+        steps = decode_steps(engine, operators())
+        found |= {"decode": str(steps), "decode_met": steps.met}
     return found | (_of_allocator(engine, device) if device.type == "cuda" and form != "loaded" else {})
 
 
 def serve(engine: Engine) -> None:
     """A prompt and four decode steps."""
-    operators = Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state"))
     requests = (Request("a", (Turn(tuple(range(PROMPT))),), max_new_tokens=4),)
-    Scheduler(engine, requests, Schedule(), Caller(operators)).run()
+    Scheduler(engine, requests, Schedule(), Caller(operators())).run()
+
+
+def operators() -> Operators:
+    return Operators(TABLE, weights=WEIGHTS, pools=("kv", "index", "state"))
 
 
 def _of_allocator(engine: Engine, device: torch.device) -> dict[str, float]:
@@ -219,7 +226,9 @@ def report(rows: dict[str, list[dict[str, float]]]) -> bool:
         f"counted within {WITHIN:.0%}: {'met' if met else 'NOT MET'}; "
         f"resident within {RESIDENT_WITHIN:.0%}: {'met' if near else 'NOT MET'}"
     )
-    return met and near
+    for row in rows["engine"]:
+        print(f"{row['layers']} layers, {row['decode']}")
+    return met and near and all(row["decode_met"] for row in rows["engine"])
 
 
 def main(argv: list[str] | None = None) -> int:

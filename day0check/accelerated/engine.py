@@ -55,6 +55,9 @@ class Engine:
         self.workspace = Workspace(self.model, device)
         self.layouts = dict(layouts or {})
         self.after_layers: Callable[[Batch, Spine], None] | None = None  # sees each step between its layers and logits
+        self.one_row: Callable[[Caller, Caches, Batch], Spine | None] | None = (
+            None  # decode steps of one row, if it can
+        )
         self.wanted_logits: Tensor | None = None  # [wanted rows, V] of the latest step, None when it wanted none
 
     def caches(
@@ -108,6 +111,10 @@ class Engine:
     @torch.no_grad()
     def decode(self, caller: Caller, caches: Caches, batch: Batch) -> list[int]:
         """One row a request: one new latent and one new index key a layer, states advanced by one token."""
+        if self.one_row is not None:
+            spine = self.one_row(caller, caches, batch)
+            if spine is not None:
+                return self._behind_layers(caller, batch, spine)
         x = caller.at("")("embed.tokens", batch.ids, weight=self.model.embed)
         return self._decoder(caller, caches, batch, x)
 
@@ -135,13 +142,15 @@ class Engine:
             return self._decoded(caller, caches, batch, x)
 
     def _decoded(self, caller: Caller, caches: Caches, batch: Batch, x: Tensor) -> list[int]:
-        spine = self._through_layers(caller, caches, batch, x)
+        return self._behind_layers(caller, batch, self._through_layers(caller, caches, batch, x))
+
+    def _behind_layers(self, caller: Caller, batch: Batch, spine: Spine) -> list[int]:
         if self.after_layers is not None:
             self.after_layers(batch, spine)
         self.wanted_logits = None
         if not batch.wanted:
             return []
-        wanted = torch.tensor(batch.wanted, device=x.device)
+        wanted = torch.tensor(batch.wanted, device=self.device)
         return self._choose(caller, batch, spine.output(caller.at(""), wanted, batch.rows.take(batch.wanted)))
 
     def _through_layers(self, caller: Caller, caches: Caches, batch: Batch, x: Tensor) -> Spine:

@@ -182,7 +182,7 @@ def _convert_some(
     """Converts `experts` [A] into `payload` [A, N, K] and `block_scale` [A, N, blocks] and adds to `lost` [1]."""
     codes = packed.index_select(0, experts)
     exponents = scale.index_select(0, experts)
-    if packed.device.type == "cpu" and _lie_close(scale):
+    if packed.device.type == "cpu" and lie_close(scale):
         return _convert_plainly(codes, exponents, payload, block_scale)
     exponents = exponents.to(torch.int32)
     groups = exponents.shape[2]
@@ -202,7 +202,7 @@ def _convert_some(
 _close: dict[int, tuple[weakref.ref[Tensor], int, bool]] = {}
 
 
-def _lie_close(scale: Tensor) -> bool:
+def lie_close(scale: Tensor) -> bool:
     """Whether the exponents of every block of every expert lie so close together that nothing is lost, whatever the
     codes are, and blocks are whole. Found out once for each stack, which never changes."""
     known = _close.get(id(scale))

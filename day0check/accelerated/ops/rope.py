@@ -57,7 +57,7 @@ def rope_apply(
     if layout == "none":
         return x
     a, pairs = wide(x), x.shape[-1] // 2
-    cos, sin = _turns(positions, pairs, theta, yarn, sections, a.dtype)
+    cos, sin = turns(positions, pairs, theta, yarn, sections, a.dtype)
     if layout == "interleaved":
         even, odd = a.unflatten(-1, (pairs, 2)).unbind(-1)
         return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2).to(x.dtype)
@@ -70,13 +70,13 @@ KEPT = 4  # kinds of rotation that a model has, more or less
 KEPT_ROWS = 64  # rows of a decode step; tables of a prompt would be memory that grows with its length
 
 
-def _turns(
+def turns(
     positions: Tensor,
     pairs: int,
     theta: float,
     yarn: Yarn | None,
-    sections: tuple[int, int, int] | None,
-    dtype: torch.dtype,
+    sections: tuple[int, int, int] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine [rows, 1, pairs] of every angle, in `dtype`. The layers of a decode step ask with the same
     positions: the answer is kept until others come or their values change."""
@@ -85,10 +85,10 @@ def _turns(
     if known is not None and known[0]() is positions and known[1] == positions._version:
         return known[2]
     inverse = frequencies(pairs, theta, yarn).to(positions.device)
-    turns = positions.to(torch.float32).unsqueeze(1)
+    where = positions.to(torch.float32).unsqueeze(1)
     if sections is not None:
-        turns = torch.cat([turns[..., axis].expand(-1, count) for axis, count in enumerate(sections)], 1)
-    angle = turns * inverse  # [rows, pairs]
+        where = torch.cat([where[..., axis].expand(-1, count) for axis, count in enumerate(sections)], 1)
+    angle = where * inverse  # [rows, pairs]
     cos, sin = (f(angle).mul(amplitude(yarn)).to(dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
     if len(positions) > KEPT_ROWS:
         return cos, sin
