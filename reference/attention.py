@@ -50,9 +50,15 @@ def partial_attention(
 ) -> tuple[Tensor, Tensor]:
     """`attention` over a part of the keys, and what `merge_partial` needs to join it with other parts.
 
-    Arguments as there -> (y [rows, H, dv] in q's dtype, lse [rows, H] at least float32): lse is the natural logarithm
-    of the sum of exp(scale q k) over the keys seen, -inf for a row that sees none.
+    Arguments as there, or keys and values of Hk heads that neighbouring query heads share -> (y [rows, H, dv] in q's
+    dtype, lse [rows, H] at least float32): lse is the natural logarithm of the sum of exp(scale q k) over the keys
+    seen, -inf for a row that sees none. Raises ValueError when the key heads do not divide the query heads.
     """
+    heads, groups = q.shape[1], keys.shape[2]
+    if heads % groups:
+        raise ValueError(f"mla.partial: {heads} query heads are no multiple of {groups} key heads")
+    if 1 < groups < heads:
+        keys, values = (t.repeat_interleave(heads // groups, 2) for t in (keys, values))
     y, lse = _attended(q, keys, values, owner, visible, scale, round)
     return round("out", y).to(q.dtype), lse
 

@@ -108,7 +108,8 @@ class Caches:
     New memory is NaN: whoever reads what nobody wrote must show it; `memory` is one of `pool_memory.KINDS`.
     `layouts` own the memory of the pools that they are named after ("kv", "index", "state" for conv, kda and pool);
     such a pool is an OwnedPool. `prefix`: the workspace of `prefix_tokens` rows that prefixes are gathered into, chunk
-    by chunk, where a layer attends to all of them. With `drafts` the draft layer has pools, too, under the number behind the last layer.
+    by chunk, where a layer attends to all of them. With `drafts` the draft layer has pools, too, under the number
+    behind the last layer.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class Caches:
         state_type = formats.state_type(dtype)
         rows = {n: formats.kv_row(config, n, dtype) for n, kind in kinds if kind != "kda"}
         self.kv = {n: pool("kv", width, kind=own) for n, (width, own) in rows.items()}
-        whole = [rows[n] for n, kind in kinds if kind == "mla"]
+        whole = [rows[n] for n, kind in kinds if kind in ("mla", "gqa")]
         self.prefix = PrefixWorkspace(whole, tokens=prefix_tokens, device=device, memory=memory)
         indexed = [n for n, kind in kinds if kind == "dsa"]
         width, own = formats.index_row(config, dtype) if indexed else (0, dtype)

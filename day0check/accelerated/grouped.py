@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from day0check.accelerated.layers import Step
+from day0check.accelerated.prefix_chunks import attend
 from day0check.accelerated.weights import Gqa
 from day0check.probe.recorder import Here
 
@@ -19,11 +20,19 @@ def gqa(step: Step, at: Here, layer: int, x: Tensor, p: Gqa) -> Tensor:
     q, k = (step.rotated(at, part, site, config.rope.layout) for part, site in ((q, "query"), (k, "key")))
     pool, slots = step.caches.kv[layer], step.page_slots()
     at("kv.write", pool, value=torch.cat((k, v), -1).flatten(1), slots=slots)
-    if "kv.gather" in step.caller.covers("gqa.attention"):
+
+    def split(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return rows.unflatten(-1, (-1, 2 * g.dim)).split(g.dim, -1)
+
+    covered = "kv.gather" in step.caller.covers("gqa.attention")
+    if step.prefix is not None and not covered:
+        y = attend(step, at, layer, q, split, scale=g.scale)
+        return step.reduced(at, at("gqa.output", y.flatten(1), weight=p.output), "attention")
+    if covered:
         given = {"pool": pool, "table": batch.table, "value_width": g.dim}
     else:
         where = {"table": batch.table, "owner": batch.every, "indices": batch.history}
-        rows = at("kv.gather", pool, row_map=batch.requests, **where).unflatten(-1, (-1, 2 * g.dim))
-        given = dict(zip(("keys", "values"), rows.split(g.dim, -1), strict=True))
+        rows = at("kv.gather", pool, row_map=batch.requests, **where)
+        given = dict(zip(("keys", "values"), split(rows), strict=True))
     y = at("gqa.attention", q, **given, owner=batch.owner, visible=batch.visible, scale=g.scale)
     return step.reduced(at, at("gqa.output", y.flatten(1), weight=p.output), "attention")

@@ -209,18 +209,21 @@ def _sparse(step: Step, at: Here, layer: int, q: Tensor, cache_scale: Tensor | N
 
 def _dense(step: Step, at: Here, layer: int, q: Tensor, cache_scale: Tensor | None) -> Tensor:
     """Attention of absorbed queries [rows, H, c + dr] on every latent of the row's request: [rows, H, c]."""
-    batch, pool, width = step.batch, step.caches.kv[layer], step.config.mla.kv_lora
+    batch, pool, width, scale = step.batch, step.caches.kv[layer], step.config.mla.kv_lora, step.config.softmax_scale()
+
+    def split(rows: Tensor) -> tuple[Tensor, Tensor]:
+        form = {"codes": width, "scale": cache_scale, "row_map": batch.requests}
+        latents = records.given_back(at, rows, **form).unsqueeze(2)
+        return latents, latents[..., :width]
+
     if "kv.gather" in step.caller.covers("mla.attention"):
         keys = {"pool": pool, "table": batch.table, "value_width": width}
     elif step.prefix is not None:
-        return attend(step, at, layer, q, step.prefix, cache_scale)
+        return attend(step, at, layer, q, split, scale=scale)
     else:
         where = {"table": batch.table, "owner": batch.every, "indices": batch.history}
         gathered = at("kv.gather", pool, row_map=batch.requests, **where)
-        form = {"codes": width, "scale": cache_scale, "row_map": batch.requests}
-        gathered = records.given_back(at, gathered, **form).unsqueeze(2)
-        keys = {"keys": gathered, "values": gathered[..., :width]}
-    scale = step.config.softmax_scale()
+        keys = dict(zip(("keys", "values"), split(gathered), strict=True))
     return at("mla.attention", q, **keys, owner=batch.owner, visible=batch.visible, scale=scale)
 
 

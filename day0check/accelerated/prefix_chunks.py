@@ -7,14 +7,13 @@ neighbour's has empty parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from day0check.accelerated import records
 from day0check.accelerated.pool_memory import new_pool
 from day0check.probe.recorder import Here
 
@@ -101,37 +100,28 @@ def plan_prefix(batch: Batch, *, tokens: int, page: int) -> PrefixPlan | None:
     return PrefixPlan(tuple(chunks), own)
 
 
-def attend(step: Step, at: Here, layer: int, q: Tensor, plan: PrefixPlan, cache_scale: Tensor | None) -> Tensor:
-    """Attention of absorbed queries [rows, H, c + dr] on every latent of the row's request, part by part:
-    [rows, H, c]."""
-    batch, pool, found = step.batch, step.caches.kv[layer], []
+def attend(
+    step: Step, at: Here, layer: int, q: Tensor, split: Callable[[Tensor], tuple[Tensor, Tensor]], *, scale: float
+) -> Tensor:
+    """Attention of `q` [rows, H, d] on every key of the row's request, part by part: [rows, H, dv].
+
+    `split` gives keys [batch, n, Hk, d] and values [batch, n, Hk, dv] of gathered rows [batch, n, ...] of the pool.
+    """
+    batch, pool, plan, found = step.batch, step.caches.kv[layer], step.prefix, []
     pages = {"table": batch.table, "owner": batch.every}
+
+    def part(rows: Tensor, seen: Keys, site: str) -> None:
+        keys, values = split(rows)
+        given = {"keys": keys, "values": values, "owner": batch.owner, "visible": seen.visible}
+        found.append(at("mla.partial", q, site=site, **given, scale=scale))
+
     for chunk in plan.chunks:
         space = step.caches.prefix.rows(chunk.indices.shape, _width(pool), pool.dtype)
         rows = at("prefix.gather", pool, row_map=batch.requests, **pages, indices=chunk.indices, out=space)
-        found.append(_part(step, at, q, rows, chunk, "prefix", cache_scale))
-    rows = at("kv.gather", pool, row_map=batch.requests, **pages, indices=plan.own.indices)
-    found.append(_part(step, at, q, rows, plan.own, "own", cache_scale))
+        part(rows, chunk, "prefix")
+    part(at("kv.gather", pool, row_map=batch.requests, **pages, indices=plan.own.indices), plan.own, "own")
     parts, lse = (torch.stack(each, 1) for each in zip(*found, strict=True))
     return at("mla.merge", parts, lse=lse)
-
-
-def _part(
-    step: Step, at: Here, q: Tensor, rows: Tensor, keys: Keys, site: str, cache_scale: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Attention on gathered rows [batch, n, ...] of the pool, and its log-sum-exp."""
-    batch, width = step.batch, step.config.mla.kv_lora
-    latents = records.given_back(at, rows, codes=width, scale=cache_scale, row_map=batch.requests).unsqueeze(2)
-    return at(
-        "mla.partial",
-        q,
-        site=site,
-        keys=latents,
-        values=latents[..., :width],
-        owner=batch.owner,
-        visible=keys.visible,
-        scale=step.config.softmax_scale(),
-    )
 
 
 def _width(pool: Tensor) -> int:

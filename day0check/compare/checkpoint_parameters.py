@@ -34,7 +34,8 @@ from reference.model import Model
 from reference.weights import Checkpoint
 
 CLOSE = 1e-6  # relative: a setting may have been through float32
-IN_PARTS = {"mla.attention": {"mla.partial": CONTRACTS["mla.partial"].sites}}  # calls of an operator in parts
+_PARTS = {"mla.partial": CONTRACTS["mla.partial"].sites}
+IN_PARTS = {"mla.attention": _PARTS, "gqa.attention": _PARTS}  # calls of an operator in parts
 _NAMED = 3
 
 STRANGER = "operator that the layer does not have"

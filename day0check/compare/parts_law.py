@@ -1,7 +1,7 @@
 """What must hold where attention is computed in parts: merged, they are what attention to all keys at once gives.
 
 Two runs of the same steps, one with partial results and one without, are alike byte for byte up to the first layer that
-attends to every latent. There its results differ by their own roundings alone: of the parts, of the probabilities, of
+attends to every key. There its results differ by their own roundings alone: of the parts, of the probabilities, of
 the merged result and of the whole one, each at most half a unit, however the noise of the model grows behind it.
 """
 
@@ -17,7 +17,8 @@ from day0check.snapshot import Snapshot
 from day0check.types import Measure, Request
 from reference.config import ModelConfig
 
-MERGED, WHOLE = "mla.merge", "mla.attention"
+MERGED = "mla.merge"
+WHOLE = {"mla": "mla.attention", "gqa": "gqa.attention"}  # kind of layer: its attention to all keys
 UNITS = 4.0  # of relative error of a row: one rounding each, none of which reaches it in the mean
 FLOAT32 = 2.0**-16  # what float32 sums and exponentials of scores may add
 
@@ -27,11 +28,11 @@ def parts_law(
 ) -> tuple[list[Measure], str]:
     """(measures, what is missing in words) of `here`, a run with partial results, against `there`, one without.
 
-    One measure for the first layer that attends to every latent; none where the runs differ before it, whose
+    One measure for the first layer that attends to every key; none where the runs differ before it, whose
     roundings are then not theirs alone, and none where nothing was merged.
     """
-    layer = config.layers.index("mla")
-    merged, whole = (f"layers.{layer:02d}.{name}" for name in (MERGED, WHOLE))
+    layer = next(number for number, kind in enumerate(config.layers) if kind in WHOLE)
+    merged, whole = (f"layers.{layer:02d}.{name}" for name in (MERGED, WHOLE[config.layers[layer]]))
     if merged not in here.taps() or not _alike_before(here, there, layer, requests):
         return [], ""
     found: list[tuple[float, str, int]] = []

@@ -52,6 +52,14 @@ def _attention(d: Draw, name: str) -> Arguments:
     }
 
 
+def _partial(d: Draw, name: str) -> Arguments:
+    q, kwargs = _attention(d, name)
+    if name == "grouped":  # two query heads to a key, as where keys are not latent
+        keys = d.act(*kwargs["keys"].shape[:2], HEADS // 2, LATENT + ROPE)
+        kwargs |= {"keys": keys, "values": d.act(*keys.shape[:3], LATENT)}
+    return q, kwargs
+
+
 def _merge(d: Draw, name: str) -> Arguments:
     parts, lse = d.raw(ROWS, 3, HEADS, 16), d.raw(ROWS, 3, HEADS, scale=3.0)
     if name == "empty_part":
@@ -283,7 +291,7 @@ GENERATORS: dict[str, Generator] = {
     "mla.absorb": _absorb,
     "mla.value": _value,
     "mla.attention": _attention,
-    "mla.partial": _attention,
+    "mla.partial": _partial,
     "mla.merge": _merge,
     "mla.output": _gated_output,
     "dsa.index_weights": _index_weights,

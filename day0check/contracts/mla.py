@@ -88,8 +88,8 @@ CONTRACTS = (
     Contract(
         "mla.partial",
         "compute",
-        "attention of each row on the first `visible` keys of a part of its request's, and the natural logarithm of "
-        "the sum that it was divided by; zeros and -inf for a row that sees none",
+        "attention of each row on the first `visible` keys of a part of its request's, H / Hk query heads to a key, "
+        "and the natural logarithm of the sum that it was divided by; zeros and -inf for a row that sees none",
         (
             rows("q", "rows H d"),
             batch("keys", "batch n Hk d"),
@@ -102,7 +102,7 @@ CONTRACTS = (
         "reference.attention:partial_attention",
         points=("s", "p", "out"),
         forms=(Form("flash", ("p", "out")), Form("eager", ("s", "p", "out")), Form("float32_p", ("out",))),
-        hard_inputs=("plain", "sharp", "one_key", "no_key", "page_edge", "ragged"),
+        hard_inputs=("plain", "sharp", "one_key", "no_key", "page_edge", "ragged", "grouped"),
         sites=PARTS,
         directions=(Direction("scale", "softmax scale", per_head=True),),
     ),

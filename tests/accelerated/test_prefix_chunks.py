@@ -23,6 +23,7 @@ from day0check.contracts.profiles import profile_named
 from day0check.errors import InputError
 from day0check.probe.recorder import Recorder
 from day0check.types import Request, Schedule, Turn
+from reference.presets import preset_dir
 from reference.weights import Checkpoint
 
 CPU = torch.device("cpu")
@@ -91,9 +92,12 @@ def model(tmp_path_factory) -> str:
     return str(small_model(tmp_path_factory.mktemp("dense") / "model", dense=True))
 
 
-@pytest.mark.parametrize("formats", [Formats(), Formats(kv="fp8")])
-def test_the_parts_are_judged_and_nothing_is_accused(model, formats):
+@pytest.mark.parametrize(
+    ("grouped", "formats"), [(False, Formats()), (False, Formats(kv="fp8")), (True, Formats())], ids=str
+)
+def test_the_parts_are_judged_and_nothing_is_accused(model, grouped, formats):
     """Catches a part that no contract judges, an alarm over healthy parts, and reads that nobody follows."""
+    model = str(preset_dir("fault-gqa")) if grouped else model
     backend = Accelerated()
     backend.formats = formats
     backend.load(model, "bf16", "cpu", {})
@@ -106,7 +110,7 @@ def test_the_parts_are_judged_and_nothing_is_accused(model, formats):
     assert [m for m in measures if not m.passed] == []
     taps = {m.tap for m in measures}
     parts = {"prefix.gather", "prefix.gather.content", "mla.partial.prefix", "mla.partial.own", "mla.merge"}
-    assert {f"layers.02.{part}" for part in parts} <= taps
+    assert {f"layers.0{1 if grouped else 2}.{part}" for part in parts} <= taps
 
 
 @pytest.mark.parametrize("site", ["prefix", "own"])

@@ -44,8 +44,10 @@ def partial_attention(
     q: Tensor, *, keys: Tensor, values: Tensor, owner: Tensor, visible: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """`attention` over a part of the keys, and the natural logarithm of what it was divided by, float32 [rows, H]:
-    -inf for a row that sees none."""
+    -inf for a row that sees none. Neighbouring query heads may share a key head."""
     rows, heads, _ = q.shape
+    if 1 < keys.shape[2] < heads:
+        keys, values = (t.repeat_interleave(heads // keys.shape[2], 2) for t in (keys, values))
     out = q.new_zeros(rows, heads, values.shape[-1])
     lse = wide(q).new_full((rows, heads), float("-inf"))
     for mine, k, v, block in _pieces(q, keys, values, owner):

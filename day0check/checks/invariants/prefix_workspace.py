@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 QUESTION = "Do prompts give the same whether what lies before them is attended to whole or through a small workspace?"
 NAME = "prefix_workspace"
-MERGED, WHOLE = "mla.merge", "mla.attention"
+MERGED, WHOLE = "mla.merge", ("mla.attention", "gqa.attention")
 
 
 def applies(config: ModelConfig) -> bool:
-    """A model has such prefixes where a layer attends to every latent."""
-    return "mla" in config.layers
+    """A model has such prefixes where a layer attends to every key."""
+    return bool({"mla", "gqa"} & set(config.layers))
 
 
 def runs(case: RunCase, outputs: Outputs, config: ModelConfig) -> tuple[ExtraRun, ...]:
@@ -52,7 +52,7 @@ def _runs(
     whole, compared = f"{label}-whole", pairs(requests)
     given = {"requests": requests, "pairings": compared}
     all_at_once = replace(schedule, prefix_workspace=room)
-    found = [ExtraRun(whole, "a workspace for whole prefixes", schedule=all_at_once, also=(WHOLE,), **given)]
+    found = [ExtraRun(whole, "a workspace for whole prefixes", schedule=all_at_once, also=WHOLE, **given)]
     for rows in sizes:
         if rows >= together:
             words, small = f"a prefix workspace of {rows} rows", replace(schedule, prefix_workspace=rows)
