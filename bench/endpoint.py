@@ -13,7 +13,6 @@ and where that spread is so large that nothing can be said (`agrees` is null).
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import math
@@ -34,10 +33,11 @@ from day0check.load.client import Client, Limits, target_of
 from day0check.load.metrics import quantile
 from day0check.load.prompts import unique
 from day0check.load.records import Reply
+from day0check.load.stream_loop import run_streams
 from day0check.load.traffic import Load, closed_loop
 
 PROMPT_TOKENS, OUTPUT_TOKENS, CONCURRENCY, REQUESTS, WARMUP = 128, 32, 4, 80, 8
-MORE_REQUESTS = {"ours": 1200, "vllm_bench": 1200, "guidellm": 320}  # of the larger load that gives a token's cost
+MORE_REQUESTS = {"ours": 3600, "vllm_bench": 3600, "guidellm": 320}  # of the larger load that gives a token's cost
 MOST_SPREAD = 2.0  # of that tool against itself: beyond it the machine is too busy to compare anything
 NAMES = ("ttft_p50_ms", "tpot_p50_ms", "output_tokens_per_s")
 Figures = dict[str, float]
@@ -83,7 +83,8 @@ def by_their_definitions(load: Load) -> Figures:
         count = answer.usage.completion_tokens
         ttft.append((first - reply.sent_ns) / 1e6)
         tpot.append((answer.last_ns - first) / 1e6 / (count - 1))
-        tokens, ends = tokens + count, [*ends, answer.last_ns]
+        tokens += count
+        ends.append(answer.last_ns)
     seconds = (max(ends) - min(r.sent_ns for r in load.replies)) / 1e9
     return {
         "ttft_p50_ms": quantile(ttft, 50),
@@ -231,7 +232,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only-ours", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.only_ours:
-        print(json.dumps(by_their_definitions(asyncio.run(ours(given.url, given.requests, given.seed)))))
+        print(json.dumps(by_their_definitions(run_streams(ours(given.url, given.requests, given.seed)))))
         return 0
     targets = given.targets.resolve()
     if given.start == (given.url is not None):

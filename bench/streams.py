@@ -8,7 +8,6 @@ Prints one JSON object. Exit code 1 when a chunk is lost or the client's own lag
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ from day0check.load.asks import CHAT
 from day0check.load.client import Client, Limits, target_of
 from day0check.load.metrics import quantile
 from day0check.load.records import Reply
+from day0check.load.stream_loop import run_streams
 from day0check.load.traffic import Load, open_loop
 
 
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             url = server.stdout.readline().strip()
-            made = asyncio.run(load(url, given.streams, given.tokens, 1 / given.tokens_per_s))
+            made = run_streams(load(url, given.streams, given.tokens, 1 / given.tokens_per_s))
         finally:
             server.kill()
     begin = time.process_time()

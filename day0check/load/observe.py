@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from day0check.load.scenario import Asker, GivenUp, Wish, discover, follow, para
 from day0check.load.scripted import tools
 from day0check.load.soak import Soaked, soak
 from day0check.load.speed import Phase, SpeedPlan, run_speed
+from day0check.load.stream_loop import run_streams
 
 HEALTH = "health"
 _STEPS = {"parameters": parameters, "wire": wire, "tools": tools, "interference": interference, "needle": needle}
@@ -44,7 +44,7 @@ def observe(
 
     Raises UsageError when nothing listens there or a key is missing; whatever else a server does is in the record.
     """
-    return asyncio.run(_observe(target, wish, limits, speed, tell, keeper))
+    return run_streams(_observe(target, wish, limits, speed, tell, keeper))
 
 
 async def _observe(

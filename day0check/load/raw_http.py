@@ -7,9 +7,10 @@ append. One answer at a time and connection; no pipelining, no upgrade.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 HEAD_BYTES = 1 << 16
 READ_BYTES = 1 << 16
@@ -110,41 +111,45 @@ def _size(line: bytes) -> int:
         raise BadHttp(f"a chunk has the size {line[:20]!r}") from error
 
 
-class Connection(asyncio.BufferedProtocol):
-    """One connection. `ask` sends a request; the future that it gives is done when the answer is complete or broken.
+class Carrier(Protocol):
+    """What moves a connection's bytes."""
 
-    It reads into a buffer of its own: asyncio's other way takes 256 KiB from the system for each read and gives all but
-    one page back, which costs more than all the rest of a read.
+    def write(self, data: bytes) -> None: ...
 
+    def abort(self) -> None:
+        """Closes at once; again is no fault."""
+
+
+class Connection:
+    """One connection. `ask` sends a request; the future that it gets is done when the answer is complete or broken.
+    Its carrier says when it is `made`, what was `received`, and that it is `lost`.
+
+    `body`: the answer without its framing, once it is complete;
     `error`: why an answer is broken ("" when it is not); `reads`: what came, with perf_counter nanoseconds; `done_ns`:
     when the end mark of an event stream came, 0 before; `lingers`: it was still open a while after that.
     """
 
     def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
+        self.carrier: Carrier | None = None
         self.head: Head | None = None
         self.reads: Reads = []
+        self.body: Reads | None = None
         self.error = ""
         self.size = self.latest_ns = self.done_ns = 0
         self.open = self.lingers = False
         self._waiter: asyncio.Future[None] | None = None
-        self._buffer = memoryview(bytearray(READ_BYTES))
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport, self.open = transport, True
+    def made(self, carrier: Carrier) -> None:
+        self.carrier, self.open = carrier, True
 
     def ask(self, data: bytes, waiter: asyncio.Future[None]) -> None:
-        self.head, self.reads, self.error = None, [], ""
+        self.head, self.reads, self.body, self.error = None, [], None, ""
         self.size = self.done_ns = 0
         self.latest_ns, self._waiter = time.perf_counter_ns(), waiter
-        self.transport.write(data)
+        self.carrier.write(data)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def received(self, data: bytes) -> None:
         now = time.perf_counter_ns()
-        data = bytes(self._buffer[:nbytes])
         self.reads.append((now, data))
         self.latest_ns = now
         self.size += len(data)
@@ -185,11 +190,12 @@ class Connection(asyncio.BufferedProtocol):
             self.end(str(error))
             return
         if complete and self.head.ending != "close":
+            self.body = body
             self.end("")
         elif body and DONE in body[-1][1]:
             self.done_ns = self.latest_ns
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def lost(self, error: Exception | None) -> None:
         self.open = False
         whole = self.head is not None and self.head.ending == "close" and error is None
         self.end("" if whole else "dropped")
@@ -201,9 +207,45 @@ class Connection(asyncio.BufferedProtocol):
             waiter.set_result(None)
 
     @property
+    def waited_for(self) -> bool:
+        """Whether somebody waits for the end of an answer."""
+        return self._waiter is not None
+
+    @property
     def reusable(self) -> bool:
         return self.open and not self.error and not self.lingers and self.head is not None and self.head.keeps
 
     def close(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
+        if self.carrier is not None:
+            self.carrier.abort()
+
+
+class Transport(asyncio.BufferedProtocol):
+    """A connection over a transport of asyncio, which knows TLS and runs everywhere.
+
+    It reads into a buffer of its own: asyncio's other way takes 256 KiB from the system for each read and gives all but
+    one page back, which costs more than all the rest of a read.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._buffer = memoryview(bytearray(READ_BYTES))
+
+    @classmethod
+    async def connect(cls, host: str, port: int, *, context: ssl.SSLContext | None) -> Connection:
+        """Raises OSError and ssl.SSLError when there is no connection."""
+        connection = Connection()
+        await asyncio.get_running_loop().create_connection(lambda: cls(connection), host, port, ssl=context)
+        return connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection.made(transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._connection.received(bytes(self._buffer[:nbytes]))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connection.lost(error)

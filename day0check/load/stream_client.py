@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from day0check.load.raw_http import BadHttp, Connection, unframed
+from day0check.load.raw_http import BadHttp, Connection, Transport, unframed
 from day0check.load.records import Fault, Reply
+from day0check.load.stream_loop import StreamLoop
 
 if TYPE_CHECKING:
     from day0check.load.client import Limits, Target
@@ -110,10 +111,11 @@ class StreamClient:
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
-        context = ssl.create_default_context() if self._secure else None
         async with asyncio.timeout(self.limits.connect_s):
-            _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=context)
-        return connection
+            if not self._secure and isinstance(loop, StreamLoop):
+                return await loop.connect_stream(self._host, self._port)
+            context = ssl.create_default_context() if self._secure else None
+            return await Transport.connect(self._host, self._port, context=context)
 
     async def _look(self) -> None:
         """Ends what stands still, takes too long, says too much, or stays open behind its end mark."""
@@ -142,8 +144,8 @@ class StreamClient:
 def _reply(connection: Connection, going: _Going, scheduled: int, sent: int) -> Reply:
     head, end = connection.head, connection.latest_ns
     fault, detail = going.fault, going.detail
-    reads: list[tuple[int, bytes]] = []
-    if head is not None:
+    reads = connection.body or []
+    if head is not None and connection.body is None:
         with contextlib.suppress(BadHttp):  # then `error` says so
             reads, _ = unframed(connection.reads, head)
     if connection.error and not fault:

@@ -99,29 +99,3 @@ def test_the_bounds_hold_for_it_too() -> None:
     with serving(endpoint) as url:
         assert asyncio.run(run(url)) == ["", "", "unsent"]
     assert endpoint.requests == 2
-
-
-async def together(url: str, body: dict, count: int) -> list:
-    async with Client(target_of(url), Limits(stall_s=10, request_s=20)) as client:
-        return await asyncio.gather(*(client.post_in_load(PATH, body) for _ in range(count)))
-
-
-def test_streams_side_by_side_are_whole() -> None:
-    """Would catch a read that lands in another connection's answer, or that a later read writes over."""
-    with serving(Endpoint(delay_s=0.001)) as url:
-        replies = asyncio.run(together(url, STREAM | {"max_tokens": 30}, 12))
-    answers = [read_answer(reply) for reply in replies]
-    assert {(r.status, r.fault) for r in replies} == {(200, "")}
-    assert len({a.text for a in answers}) == 1
-    assert all(len(a.pieces) == 30 and not a.flaws for a in answers)
-    times = [piece.at_ns for piece in answers[0].pieces]
-    assert times == sorted(times)
-    assert times[-1] - times[0] > 20e6  # thirty chunks a millisecond apart, each with a time of its own
-
-
-def test_a_request_larger_than_the_socket_takes_at_once() -> None:
-    """Would catch a long prompt of which only the first part is sent."""
-    large = [{"role": "user", "content": "y" * (12 << 20)}]
-    with serving(Endpoint()) as url:
-        (reply,) = asyncio.run(together(url, STREAM | {"messages": large, "max_tokens": 2}, 1))
-    assert (reply.status, reply.fault) == (200, "")
