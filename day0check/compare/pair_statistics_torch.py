@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-BLOCK_ELEMENTS = 2**20  # for each thread, of one operand in float32: 4 MiB, which the last cache holds
+BLOCK_ELEMENTS = 2**19  # for each thread, of one operand in float32: 2 MiB, which the last cache holds
 LEAST, INFINITE = 0x0D800000, 0x7F800000  # bits of 2^-100, below which squares lose some of theirs, and of infinity
 
 Sums = tuple[float, float, float, float, int]
@@ -28,8 +28,7 @@ class Cut:
     columns: int
 
     @classmethod
-    def of(cls, rows: int, width: int) -> Cut:
-        elements = BLOCK_ELEMENTS * torch.get_num_threads()
+    def of(cls, rows: int, width: int, *, elements: int) -> Cut:
         return cls(rows, width, max(1, min(rows, elements // width)), min(width, elements))
 
     def shapes(self) -> list[tuple[int, int]]:
@@ -88,7 +87,7 @@ def statistics(a: torch.Tensor, b: torch.Tensor) -> tuple[Sums, torch.Tensor, to
     if not a.numel():
         nothing = torch.zeros(rows, dtype=torch.float64)
         return (0.0, 0.0, 0.0, 0.0, 0), nothing, nothing.clone()
-    cut = Cut.of(rows, width)
+    cut = Cut.of(rows, width, elements=BLOCK_ELEMENTS * torch.get_num_threads())
     blocks = _Blocks(a, b, cut)
     blocks.run()
     error, signal = blocks.cells[0].double(), blocks.cells[1].double().square_()

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from day0check.compare import pair_statistics_codes as of_codes
 from day0check.compare import pair_statistics_torch as torch_alone
 from day0check.compare.pair_statistics import FORMATS, compiled, joined, pair_statistics
 
@@ -96,6 +97,7 @@ def test_slices_joined_are_the_whole(cuts, dtype, seed):
 def test_memory_is_bounded_by_a_block(dtype, shape, monkeypatch):
     """Catches a comparison that widens a whole tensor, and a block, a piece of a row or the last of them left out."""
     monkeypatch.setattr(torch_alone, "BLOCK_ELEMENTS", 64)
+    monkeypatch.setattr(of_codes, "BLOCK_CODES", 64)
     a, b = pair(dtype, shape)
     made = []
     empty = torch.empty
