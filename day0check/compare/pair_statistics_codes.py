@@ -61,14 +61,17 @@ def statistics(a: torch.Tensor, b: torch.Tensor) -> tuple[Sums, torch.Tensor, to
     blocks = _blocks(a, b)
     runs = min(torch.get_num_threads(), len(blocks))
     edges = [len(blocks) * run // runs for run in range(runs + 1)]
+    parts = [blocks[i:j] for i, j in pairwise(edges)]
+    rooms = [_Room(max(block.own.numel() for block in part)) for part in parts]
     with ThreadPoolExecutor(runs) as threads:
-        found = threads.map(_found, [blocks[i:j] for i, j in pairwise(edges)])
-        product, largest, odd = 0.0, 0.0, 0
-        for block, (error, signal, p, m, unlike) in zip(blocks, [f for run in found for f in run], strict=True):
-            here = slice(block.begin // width, block.begin // width + block.shape[0])
-            row_error[here] += error
-            row_signal[here] += signal
-            product, largest, odd = product + p, max(largest, m), odd + unlike
+        by = map if runs == 1 else threads.map  # one alone stays in the thread that asks
+        found = list(by(lambda part, room: [_of_block(block, room) for block in part], parts, rooms))
+    product, largest, odd = 0.0, 0.0, 0
+    for block, (error, signal, p, m, unlike) in zip(blocks, [f for run in found for f in run], strict=True):
+        here = slice(block.begin // width, block.begin // width + block.shape[0])
+        row_error[here] += error
+        row_signal[here] += signal
+        product, largest, odd = product + p, max(largest, m), odd + unlike
     sums = float(row_error.sum()), float(row_signal.sum()), product, largest, odd
     return sums, torch.from_numpy(row_error), torch.from_numpy(row_signal)
 
@@ -80,11 +83,6 @@ def _blocks(a: torch.Tensor, b: torch.Tensor) -> list[_Block]:
     return [
         _Block(*parts) for parts in zip(begins, shapes, a.view(-1).split(sizes), b.view(-1).split(sizes), strict=True)
     ]
-
-
-def _found(blocks: list[_Block]) -> list[Found]:
-    room = _Room(max(block.own.numel() for block in blocks))
-    return [_of_block(block, room) for block in blocks]
 
 
 def _of_block(block: _Block, room: _Room) -> Found:
