@@ -35,6 +35,6 @@ def test_a_run_that_shows_no_experts_is_said_not_to_be_judged(tmp_path: Path, la
     model = str(preset_dir("tiny"))
     (run,) = experts_once.runs(CASE, OUTPUTS, Checkpoint(model).config)
     job = Job("candidate", str(tmp_path), "", (CASE,), model, "accelerated", "bf16")
-    found = _with_law(job, run, Snapshot(folder), RunComparison(run.label))
+    found = _with_law(job, run, Snapshot(folder), None, RunComparison(run.label))
     assert found.measures == ()
     assert words in found.missing
