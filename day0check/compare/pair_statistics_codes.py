@@ -1,177 +1,146 @@
-"""The statistics of a pair of E4M3 tensors on a CPU without a compiled loop, from their codes.
+"""The statistics of a pair of E4M3 tensors on a CPU by torch operators, from their codes.
 
 Torch turns these codes into numbers one at a time, so nothing is converted that need not be: words of eight codes that
 are the same on both sides have no error, and where few differ only their codes are looked up. All others go by way of
 float16, where a code means what it means over `SCALE`, and exactly, once its seven low bits are moved to exponent and
-mantissa. Codes at even and at odd places lie in different bytes of a word of sixteen bits and are moved apart. Blocks
-fit into the second cache, and each of torch's threads has its own run of them.
+mantissa. Codes at even and at odd places lie in different bytes of a word of sixteen bits and are moved apart.
 """
 
 from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
 
 from day0check.compare.pair_statistics_torch import Cut, Sums, careful
 
-BLOCK_CODES = 2**17
-PIECE = 2**15  # from more elements on torch would share out a conversion among threads of its own
+BLOCK_CODES = 2**19  # for each thread
 SCALE = 2.0**8
 DENSE_SHARE = 1 / 16  # from so many words that differ on, it is quicker to widen all
 WORD = 8
-_MAGNITUDES, _NAN = np.int64(0x7F7F7F7F7F7F7F7F), 0x7F
-_TO_HALF, _TO_SIGN = np.int16(1 << 7), np.int16(1 << 8)
-_SEVEN, _SIGN_AND_SEVEN, _WITHOUT_SECOND = np.int16(0x3F80), np.int16(-0x4080), np.int16(-0x4001)
+_MAGNITUDES, _NAN = torch.tensor(0x7F7F7F7F7F7F7F7F), 0x7F
+_SEVEN, _SIGN_AND_SEVEN, _WITHOUT_SECOND = 0x3F80, -0x4080, -0x4001  # of sixteen bits: where those of a code end up
 _VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()
 
-Found = tuple[np.ndarray, np.ndarray, float, float, int]  # row errors, row signals, product, largest, odd
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Codes of whole rows, or of a piece of one, from element `begin` on."""
-
-    begin: int
-    shape: tuple[int, int]
-    own: torch.Tensor
-    oracle: torch.Tensor
+Found = tuple[torch.Tensor, torch.Tensor, float, float, int]  # row errors, row signals, product, largest, odd
 
 
 class _Room:
-    """What blocks of at most so many codes are worked on in, made once for each thread."""
+    """What blocks of this shape are worked on in, made once: words of both sides where theirs cannot be read as such,
+    magnitudes of codes, which words differ, and of each side float16 codes and float32 values.
 
-    def __init__(self, codes: int) -> None:
+    Values of a block lie as [rows, columns], or as [2 rows, columns / 2], first the even places of all rows.
+    """
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        rows, columns = shape
+        self.parts = 1 if columns % 2 else 2
+        codes = rows * columns
         words = -(-codes // WORD)
-        self.own, self.oracle, self.bits = np.zeros((3, words), dtype=np.int64)
-        self.differ = np.empty(words, dtype=bool)
-        self.halves = torch.empty((2, codes), dtype=torch.int16)
-        self.wide = torch.empty((2, codes), dtype=torch.float32)
+        self.own, self.oracle, self.bits = torch.zeros((3, words), dtype=torch.int64)
+        self.bytes = self.bits.view(torch.int8)
+        self.differ = torch.empty((words,), dtype=torch.bool)
+        self.halves = [half.view(self.parts, -1) for half in torch.empty((2, codes), dtype=torch.int16)]
+        wide = torch.empty((2, codes), dtype=torch.float32)
+        self.wide = [values.view(self.parts * rows, columns // self.parts) for values in wide]
+        self.into = [
+            (values.view(self.parts, -1), half.view(torch.float16))
+            for values, half in zip(wide, self.halves, strict=True)
+        ]
+        self.norms = torch.empty((self.parts * rows,), dtype=torch.float32)
+
+    def of_rows(self, cells: torch.Tensor) -> torch.Tensor:
+        """Sums over the parts of each row, in the square of what values are in."""
+        return cells.double().view(self.parts, -1).sum(0).mul_(SCALE**2)
 
 
 def statistics(a: torch.Tensor, b: torch.Tensor) -> tuple[Sums, torch.Tensor, torch.Tensor]:
     """((error, signal, product, largest, odd), row errors, row signals) of two contiguous E4M3 tensors [R, C]."""
     rows, width = a.shape
-    row_error, row_signal = np.zeros((2, rows))
+    row_error, row_signal = torch.zeros((2, rows), dtype=torch.float64)
     if not a.numel():
-        return (0.0, 0.0, 0.0, 0.0, 0), torch.from_numpy(row_error), torch.from_numpy(row_signal)
-    blocks = _blocks(a, b)
-    runs = min(torch.get_num_threads(), len(blocks))
-    edges = [len(blocks) * run // runs for run in range(runs + 1)]
-    parts = [blocks[i:j] for i, j in pairwise(edges)]
-    rooms = [_Room(max(block.own.numel() for block in part)) for part in parts]
-    with ThreadPoolExecutor(runs) as threads:
-        by = map if runs == 1 else threads.map  # one alone stays in the thread that asks
-        found = list(by(lambda part, room: [_of_block(block, room) for block in part], parts, rooms))
-    product, largest, odd = 0.0, 0.0, 0
-    for block, (error, signal, p, m, unlike) in zip(blocks, [f for run in found for f in run], strict=True):
-        here = slice(block.begin // width, block.begin // width + block.shape[0])
+        return (0.0, 0.0, 0.0, 0.0, 0), row_error, row_signal
+    shapes = Cut.of(rows, width, elements=BLOCK_CODES * torch.get_num_threads()).shapes()
+    rooms = {shape: _Room(shape) for shape in set(shapes)}
+    sizes = [count * columns for count, columns in shapes]
+    begin, product, largest, odd = 0, 0.0, 0.0, 0
+    for shape, x, o in zip(shapes, a.view(-1).split(sizes), b.view(-1).split(sizes), strict=True):
+        error, signal, p, m, unlike = _block(x, o, rooms[shape])
+        here = slice(begin // width, begin // width + shape[0])
         row_error[here] += error
         row_signal[here] += signal
         product, largest, odd = product + p, max(largest, m), odd + unlike
-    sums = float(row_error.sum()), float(row_signal.sum()), product, largest, odd
-    return sums, torch.from_numpy(row_error), torch.from_numpy(row_signal)
+        begin += x.numel()
+    return (float(row_error.sum()), float(row_signal.sum()), product, largest, odd), row_error, row_signal
 
 
-def _blocks(a: torch.Tensor, b: torch.Tensor) -> list[_Block]:
-    shapes = Cut.of(*a.shape, elements=BLOCK_CODES).shapes()
-    sizes = [rows * columns for rows, columns in shapes]
-    begins = np.cumsum([0, *sizes[:-1]]).tolist()
-    return [
-        _Block(*parts) for parts in zip(begins, shapes, a.view(-1).split(sizes), b.view(-1).split(sizes), strict=True)
-    ]
+def _block(x: torch.Tensor, o: torch.Tensor, room: _Room) -> Found:
+    own, oracle = _words(x, room.own), _words(o, room.oracle)
+    torch.bitwise_and(oracle, _MAGNITUDES, out=room.bits)
+    found = None
+    if int(room.bytes.amax()) != _NAN:
+        places = np.flatnonzero(torch.ne(own, oracle, out=room.differ).numpy())
+        many = len(places) > DENSE_SHARE * own.numel()
+        found = _dense(own, oracle, room) if many else _sparse(own, oracle, places, room)
+    return careful(x.view(room.shape), o.view(room.shape)) if found is None else found
 
 
-def _of_block(block: _Block, room: _Room) -> Found:
-    own, oracle = _words(block.own, room.own), _words(block.oracle, room.oracle)
-    count, found = len(own), None
-    np.bitwise_and(oracle, _MAGNITUDES, out=room.bits[:count])
-    if room.bits[:count].view(np.int8).max() != _NAN:
-        places = np.flatnonzero(np.not_equal(own, oracle, out=room.differ[:count]))
-        many = len(places) > DENSE_SHARE * count
-        found = _dense(own, oracle, block.shape, room) if many else _sparse(own, oracle, places, block.shape, room)
-    if found is not None:
-        return found
-    error, signal, *rest = careful(block.own.view(block.shape), block.oracle.view(block.shape))
-    return error.numpy(), signal.numpy(), *rest
-
-
-def _words(codes: torch.Tensor, into: np.ndarray) -> np.ndarray:
+def _words(codes: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
     """Codes [n] as words of eight, the last of them filled up with zeros."""
     codes, count = codes.view(torch.int8), codes.numel()
     if count % WORD == 0 and codes.storage_offset() % WORD == 0:
-        return codes.numpy().view(np.int64)
-    into = into[: -(-count // WORD)]
+        return codes.view(torch.int64)
     into[-1] = 0
-    into.view(np.int8)[:count] = codes.numpy()
+    into.view(torch.int8)[:count].copy_(codes)
     return into
 
 
-def _sparse(
-    own: np.ndarray, oracle: np.ndarray, places: np.ndarray, shape: tuple[int, int], room: _Room
-) -> Found | None:
+def _sparse(own: torch.Tensor, oracle: torch.Tensor, places: np.ndarray, room: _Room) -> Found | None:
     """From the codes of the words at `places`, which are all that differ; None where one of them is NaN. The
     magnitudes of the oracle's codes are in `room.bits`."""
-    rows, columns = shape
-    wide = _widened(room.bits, shape, room.halves[0], room.wide[0], signed=False)
-    signal = _of_rows(_dots(wide, wide), rows)
+    rows, columns = room.shape
+    wide = _widened(room.bits, room, 0, signed=False)
+    signal = room.of_rows(torch.linalg.vector_norm(wide, dim=1, out=room.norms).double().square_())
     if not len(places):
-        return np.zeros(rows), signal, 0.0, 0.0, 0
-    mine, other = (words[places].view(np.uint8) for words in (own, oracle))
+        return torch.zeros_like(signal), signal, 0.0, 0.0, 0
+    mine, other = (words.numpy()[places].view(np.uint8) for words in (own, oracle))
     at = np.flatnonzero(mine != other)
     values, truth = _VALUES[mine[at]], _VALUES[other[at]]
     if np.isnan(values).any():
         return None
     e = values - truth
     row = (places[at // WORD] * WORD + at % WORD) // columns
-    return np.bincount(row, e * e, minlength=rows), signal, float(e @ truth), float(np.abs(e).max()), 0
+    error = torch.from_numpy(np.bincount(row, e * e, minlength=rows))
+    return error, signal, float(e @ truth), float(np.abs(e).max()), 0
 
 
-def _dense(own: np.ndarray, oracle: np.ndarray, shape: tuple[int, int], room: _Room) -> Found | None:
+def _dense(own: torch.Tensor, oracle: torch.Tensor, room: _Room) -> Found | None:
     """From all codes in float32, where the oracle has no NaN; None where the other side has one."""
-    if np.bitwise_and(own, _MAGNITUDES, out=room.bits[: len(own)]).view(np.int8).max() == _NAN:
+    torch.bitwise_and(own, _MAGNITUDES, out=room.bits)
+    if int(room.bytes.amax()) == _NAN:
         return None
-    sides = zip((own, oracle), room.halves, room.wide, strict=True)
-    e, wide = (_widened(words, shape, halves, into, signed=True) for words, halves, into in sides)
-    np.subtract(e, wide, out=e)
-    error, signal = (_of_rows(_dots(values, values), shape[0]) for values in (e, wide))
-    product = float(_dots(e, wide).sum(dtype=np.float64)) * SCALE**2
-    return error, signal, product, float(max(e.max(), -e.min())) * SCALE, 0
+    e, wide = (_widened(words, room, side, signed=True) for side, words in enumerate((own, oracle)))
+    e.sub_(wide)
+    product = float(torch.dot(e.view(-1), wide.view(-1)))
+    error = room.of_rows(torch.sum(e.mul_(e), 1))
+    signal = room.of_rows(torch.linalg.vector_norm(wide, dim=1, out=room.norms).double().square_())
+    largest = float(e.view(torch.int32).amax().view(torch.float32).double().sqrt().float())
+    return error, signal, product * SCALE**2, largest * SCALE, 0
 
 
-def _widened(
-    words: np.ndarray, shape: tuple[int, int], halves: torch.Tensor, wide: torch.Tensor, *, signed: bool
-) -> np.ndarray:
-    """Values over `SCALE` of a block of codes: [rows, columns], or [2 rows, columns / 2], first the even places of all
-    rows and then the odd ones. With `signed` off the codes are magnitudes, and signs of values mean nothing."""
-    rows, columns = shape
-    count = rows * columns
-    halves, wide = halves[:count], wide[:count]
-    moved = halves.numpy()
-    if columns % 2:
-        np.multiply(words.view(np.int8)[:count], _TO_HALF, out=moved)
-        np.bitwise_and(moved, _WITHOUT_SECOND, out=moved)
+def _widened(words: torch.Tensor, room: _Room, side: int, *, signed: bool) -> torch.Tensor:
+    """Values over `SCALE` of a block of codes, in the room of one side. With `signed` off the codes are magnitudes, and
+    signs of values mean nothing."""
+    halves = room.halves[side]
+    if room.parts == 1:
+        halves[0].copy_(words.view(torch.int8)[: halves.numel()]).mul_(1 << 7).bitwise_and_(_WITHOUT_SECOND)
     else:
-        pairs, (even, odd) = words.view(np.int16)[: count // 2], moved.reshape(2, -1)
-        np.multiply(pairs, _TO_SIGN if signed else _TO_HALF, out=even)
-        np.right_shift(pairs, 1, out=odd)
+        pairs, (even, odd) = words.view(torch.int16)[: halves.shape[1]], halves
+        torch.mul(pairs, 1 << 8 if signed else 1 << 7, out=even)
+        torch.bitwise_right_shift(pairs, 1, out=odd)
         if signed:
-            np.bitwise_and(np.right_shift(even, 1, out=even), _SIGN_AND_SEVEN, out=even)
-        np.bitwise_and(odd, _SIGN_AND_SEVEN if signed else _SEVEN, out=odd)
-        rows, columns = 2 * rows, columns // 2
-    for into, half in zip(wide.split(PIECE), halves.view(torch.float16).split(PIECE), strict=True):
-        into.copy_(half)
-    return wide.numpy().reshape(rows, columns)
-
-
-def _dots(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """[rows] of two matrices: the product of each row of the one with that of the other."""
-    return np.matmul(x[:, None, :], y[:, :, None]).reshape(-1)
-
-
-def _of_rows(cells: np.ndarray, rows: int) -> np.ndarray:
-    """Sums over the parts of each row, in the square of what values are in."""
-    return cells.reshape(-1, rows).sum(0, dtype=np.float64) * SCALE**2
+            even.bitwise_right_shift_(1).bitwise_and_(_SIGN_AND_SEVEN)
+        odd.bitwise_and_(_SIGN_AND_SEVEN if signed else _SEVEN)
+    values, codes = room.into[side]
+    values.copy_(codes)
+    return room.wide[side]
