@@ -1,7 +1,7 @@
 """What is wrong with a checkpoint, told before anything runs on it: files, names, shapes, dtypes, scales, config keys.
 
-Only headers are read, and the scales of quantised weights (model.md 3: byte 255 of E8M0 is NaN); two tensors more when
-a tied checkpoint holds a head of its own.
+Only headers are read, the scales of quantised weights (model.md 3: byte 255 of E8M0 is NaN) and a row of some tensors
+of codes, which two decoders must read alike; two tensors more when a tied checkpoint holds a head of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from day0check.audit.decoding import audit_decoding
 from day0check.audit.draft import audit_draft
 from day0check.audit.exempt import audit_exempt, audit_total_size
 from day0check.audit.fault import Fault, told
@@ -55,7 +56,7 @@ def inspect(model_dir: str | Path) -> Audited:
         inventory = take_inventory(model_dir)
         faults = [*_files(inventory), *_names(inventory), *audit_table(inventory), *_head(inventory)]
         faults += [*audit_draft(inventory), *audit_exempt(inventory), *audit_total_size(inventory)]
-        faults += [*_scales(inventory), *_keys(inventory)]
+        faults += [*_scales(inventory), *audit_decoding(inventory), *_keys(inventory)]
     except CheckpointError as cause:
         raise InputError(cause.what, where=cause.where, todo=cause.todo) from cause
     return Audited(_findings(faults), len(inventory.index), len(inventory.listed))
