@@ -98,6 +98,7 @@ def test_memory_is_bounded_by_a_block(dtype, shape, monkeypatch):
     """Catches a comparison that widens a whole tensor, and a block, a piece of a row or the last of them left out."""
     monkeypatch.setattr(torch_alone, "BLOCK_ELEMENTS", 64)
     monkeypatch.setattr(of_codes, "BLOCK_CODES", 64)
+    monkeypatch.setattr(of_codes, "WORDS_KEPT", 3)
     a, b = pair(dtype, shape)
     made = []
     empty = torch.empty
