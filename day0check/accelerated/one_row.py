@@ -65,9 +65,12 @@ def kda(
     state: Tensor,
     lower_bound: float | None,
     eps: float,
-) -> Tensor:
-    """Kimi delta attention of one token, [D]. `projections` q, k, v and beta; `decay` f_a, f_b, a_log, dt_bias; `out`
-    norm and output. `conv_state` [W-1, C] and `state` [H, dk, dv] are brought up to date in place."""
+) -> tuple[Tensor, ...]:
+    """Kimi delta attention of one token, [D], and what is beside.
+
+    `projections` q, k, v and beta; `decay` f_a, f_b, a_log, dt_bias; `out` norm and output. `conv_state` [W-1, C] and
+    `state` [H, dk, dv] are brought up to date in place.
+    """
     x = entered(spine, mix, norm, eps)
     heads, dim, _ = state.shape
     window = torch.cat((conv_state, torch.cat([times(w, x) for w in projections[:3]]).unsqueeze(0)))
@@ -88,7 +91,8 @@ def kda(
     open_ = x
     for weight in gate:
         open_ = times(weight, open_)
-    return times(out[1], y * torch.sigmoid(open_))
+    y = y * torch.sigmoid(open_)
+    return times(out[1], y), x, q, k, y
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
@@ -116,10 +120,11 @@ def mla_front(
     layouts: tuple[str, str],
     eps: tuple[float, float, float],
     index_rope: int,
-) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor, Tensor] | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor, Tensor] | None, tuple[Tensor, ...]]:
     """Latent attention of one token up to its caches: the absorbed query [H, c + dr], the row [c + dr] to be kept, the
     open gate [H dv], and of a layer with an `index` (query, weights, key, norm's weight and bias) its queries [HI, dI],
-    weights [HI] and the key [dI] to be kept. `query`: down, norm, up. `eps`: of the input, latents, index keys."""
+    weights [HI] and the key [dI] to be kept; at last what is beside. `query`: down, norm, up. `eps`: of the input,
+    latents, index keys."""
     x = entered(spine, mix, norm, eps[0])
     down, query_norm, up = query
     inner = x if down is None else normed(times(down, x), query_norm, eps[1])
@@ -133,7 +138,7 @@ def mla_front(
     absorbed = torch.cat((folded, rotated(q[:, nope:], *turns, layouts[0])), -1)
     opened = None if gate is None else torch.sigmoid(times(gate, x))
     if index is None:
-        return absorbed, kept, opened, None
+        return absorbed, kept, opened, None, (x, inner)
     index_query, weights, key_weight, norm_weight, norm_bias = index
     key = F.layer_norm(times(key_weight, x), norm_weight.shape, norm_weight, norm_bias, eps[2]).unsqueeze(0)
     queries = times(index_query, inner).view(weights.shape[0], -1)
@@ -142,13 +147,14 @@ def mla_front(
         for part in (queries, key)
     )
     shares = times(weights, x) * (weights.shape[0] ** -0.5 * queries.shape[1] ** -0.5)
-    return absorbed, kept, opened, (queries, shares, key[0])
+    return absorbed, kept, opened, (queries, shares, key[0]), (x, inner)
 
 
-def mla_back(z: Tensor, value: Tensor, opened: Tensor | None, output: Tensor) -> Tensor:
-    """What attention found in the latents, `z` [H, c], as the sublayer's result [D]."""
+def mla_back(z: Tensor, value: Tensor, opened: Tensor | None, output: Tensor) -> tuple[Tensor, Tensor]:
+    """What attention found in the latents, `z` [H, c], as the sublayer's result [D], and what is beside."""
     y = (z.unsqueeze(-1) * value).sum(1).flatten()
-    return times(output, y if opened is None else y * opened)
+    y = y if opened is None else y * opened
+    return times(output, y), y
 
 
 def dense(
@@ -158,14 +164,16 @@ def dense(
     mlp: tuple[Tensor, Tensor, Tensor],
     activation: Activation,
     eps: float,
-) -> Tensor:
-    """The dense MLP of one token, [D]; `mlp` gate, up, down."""
-    return _mlp(entered(spine, mix, norm, eps), mlp, activation)
+) -> tuple[Tensor, ...]:
+    """The dense MLP of one token, [D], and what is beside; `mlp` gate, up, down."""
+    x = entered(spine, mix, norm, eps)
+    return *_mlp(x, mlp, activation), x
 
 
-def _mlp(x: Tensor, mlp: tuple[Tensor, Tensor, Tensor], activation: Activation) -> Tensor:
+def _mlp(x: Tensor, mlp: tuple[Tensor, Tensor, Tensor], activation: Activation) -> tuple[Tensor, Tensor]:
     gate, up, down = mlp
-    return times(down, gated(times(gate, x), times(up, x), *activation))
+    h = gated(times(gate, x), times(up, x), *activation)
+    return times(down, h), h
 
 
 def moe(
@@ -179,21 +187,29 @@ def moe(
     routing: tuple[int, int, int, bool, float, str],
     activation: Activation,
     eps: float,
-) -> Tensor:
-    """Routed experts and the shared one for one token, [D]. `router` weight and bias; `latent` down, norm, up;
-    `experts` w1, w3, w2, each with its scale where it is packed; `routing` k, groups, kept groups, renormalise, scale,
-    scoring."""
+) -> tuple[Tensor, ...]:
+    """Routed experts and the shared one for one token, [D], and what is beside.
+
+    `router` weight and bias; `latent` down, norm, up; `experts` w1, w3, w2, each with its scale where it is packed;
+    `routing` k, groups, kept groups, renormalise, scale, scoring.
+    """
     x = entered(spine, mix, norm, eps)
     ids, weights = routed(times(router[0], x), router[1], routing)
     down, inner_norm, up = latent
     inner = x if down is None else times(down, x)
     w1, w3, w2 = experts
-    h = gated(by_expert(w1, ids, inner), by_expert(w3, ids, inner), *activation)
-    y = (weights.unsqueeze(-1) * by_expert(w2, ids, h)).sum(0)
+    own = halves(inner.unsqueeze(0))
+    h = gated(by_expert(w1, ids, *own), by_expert(w3, ids, *own), *activation)
+    own_h = halves(h)
+    y = (weights.unsqueeze(-1) * by_expert(w2, ids, *own_h)).sum(0)
     if inner_norm is not None:
         y = normed(y, inner_norm, eps)
+    summed = y
     y = y if up is None else times(up, y)
-    return y if shared is None else y + _mlp(x, shared, activation)
+    if shared is None:
+        return y, x, ids, weights, h, summed, own, own_h
+    s, shared_h = _mlp(x, shared, activation)
+    return y + s, x, ids, weights, h, summed, own, own_h, shared_h
 
 
 def routed(
@@ -225,22 +241,28 @@ def _rank(values: Tensor) -> Tensor:
     return ((other > mine) | ((other == mine) & (number < number.unsqueeze(-1)))).sum(-1)
 
 
-def by_expert(matrix: tuple[Tensor, Tensor | None], ids: Tensor, x: Tensor) -> Tensor:
-    """W_e x for the experts `ids` [k]: `x` [K], or [k, K] a vector for each; result [k, N]. `matrix`: plain [E, N, K],
-    or codes of MXFP4 [E, N, K/2] with E8M0 exponents [E, N, K/32], which are read where they lie."""
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The even and the odd columns of `x` [n, K], as a byte of two codes wants them."""
+    return x[:, ::2].clone(), x[:, 1::2].clone()
+
+
+def by_expert(matrix: tuple[Tensor, Tensor | None], ids: Tensor, even: Tensor, odd: Tensor) -> Tensor:
+    """W_e x for the experts `ids` [k]: the halves [k, K/2] of a vector for each, or [1, K/2] of one; result [k, N].
+    `matrix`: plain [E, N, K], or codes of MXFP4 [E, N, K/2] with E8M0 exponents [E, N, K/32], read where they lie."""
     weight, scale = matrix
-    x = x if x.dim() == 2 else x.unsqueeze(0)
     if scale is None:
-        return times(weight[ids], x.unsqueeze(1))
-    codes = weight[ids].unflatten(-1, (scale.shape[-1], -1))  # [k, N, groups, 16]
-    even, odd = x.view(x.shape[0], 1, *codes.shape[2:], 2).unbind(-1)
+        chosen = weight[ids]
+        return times(chosen[:, :, ::2], even.unsqueeze(1)) + times(chosen[:, :, 1::2], odd.unsqueeze(1))
+    # int32: a CPU has shifts and masks for it, and takes many times as long over bytes
+    codes = weight[ids].to(torch.int32).unflatten(-1, (scale.shape[-1], -1))  # [k, N, groups, 16]
+    even, odd = (half.view(half.shape[0], 1, *codes.shape[2:]) for half in (even, odd))
     low, high = _value(codes & KEPT_BITS), _value(codes >> 4)
     power = (scale[ids].to(torch.int32) << EXPONENT_AT).view(torch.float32)  # 2^(e - 127), e from 1 to 254
     return ((low * even + high * odd) * power.unsqueeze(-1)).sum((-2, -1))
 
 
 def _value(code: Tensor) -> Tensor:
-    """What codes of E2M1 mean, 0 to 15: three pieces of a line are 0, 0.5, 1, 1.5, 2, 3, 4, 6 at 0 to 7."""
+    """What codes of E2M1 int32 mean, 0 to 15: three pieces of a line are 0, 0.5, 1, 1.5, 2, 3, 4, 6 at 0 to 7."""
     size = (code & 7).to(torch.float32)
     size = torch.maximum(torch.maximum(0.5 * size, size - 2.0), 2.0 * size - 8.0)
-    return torch.where(code > 7, -size, size)
+    return size * (1.0 - 0.25 * (code & 8).to(torch.float32))

@@ -20,7 +20,6 @@ from day0check.accelerated.cache import Caches
 from day0check.accelerated.engine import Engine
 from day0check.accelerated.ops import attention, index, paging, rope
 from day0check.accelerated.ops.experts import FEW_EXPERTS, lie_close
-from day0check.accelerated.prefix_chunks import plan_prefix
 from day0check.accelerated.residual import AttentionSpine
 from day0check.accelerated.weights import Kda, Layer, Mix, Mla, Mlp, Moe, Stack
 from day0check.probe.recorder import Caller
@@ -58,8 +57,6 @@ class OneRowStep:
         """The residual spine behind all layers of the step; None where it must go operator by operator."""
         if not (self.possible and self._alone(caller, batch) and _plain(caches, batch.parts[0].slot)):
             return None
-        if plan_prefix(batch, tokens=caches.prefix.tokens, page=caches.page) is not None:
-            return None
         self.bank.zero_()  # a block that is not open counts zero times, and zero times a NaN would be one
         self.shut.fill_(float("-inf"))
         self.partial.copy_(self.engine.model.embed[batch.parts[0].tokens[0]])
@@ -75,7 +72,7 @@ class OneRowStep:
             else:
                 self.partial.add_(y)
             graph, arguments = self._arguments[number]
-            self.partial.add_(self._graphs[graph](spine, _mix(layer.mlp_mix), layer.post_norm, *arguments))
+            self.partial.add_(self._graphs[graph](spine, _mix(layer.mlp_mix), layer.post_norm, *arguments)[0])
         return self._behind(filled)
 
     def _behind(self, filled: int) -> AttentionSpine:
@@ -112,13 +109,13 @@ class OneRowStep:
                 here.caches.kda[number][here.slot],
                 self.config.kda.gate_lower_bound,
                 eps,
-            )
+            )[0]
         return self._latent_attention(here, number, weights, (spine, mix, layer.input_norm))
 
     def _latent_attention(self, here: _Here, number: int, p: Mla, entry: tuple[Any, ...]) -> Tensor:
         config, i = self.config, self.config.index
         own = p.index
-        absorbed, kept, opened, found = self._graphs["mla_front"](
+        absorbed, kept, opened, found, _ = self._graphs["mla_front"](
             *entry,
             (p.query_down, p.query_norm, p.query_up),
             (p.latent, p.latent_norm),
@@ -137,7 +134,7 @@ class OneRowStep:
             here.keep(here.caches.index[number], key)
             here.pick(here.caches.index[number], queries, shares, k=i.topk)
         z = here.attend(number, absorbed.unsqueeze(0))
-        return self._graphs["mla_back"](z, p.value, opened, p.output)
+        return self._graphs["mla_back"](z, p.value, opened, p.output)[0]
 
     def _feed_forward(self, layer: Layer) -> tuple[str, tuple[Any, ...]]:
         """Which graph the second sublayer is, and what it takes behind the spine, the mix and the norm."""

@@ -143,4 +143,8 @@ def test_packed_experts_mean_what_their_fp8_form_means():
     payload, block, lost = convert(codes, scale=scale, experts=ids)
     assert int(lost) == 0
     due = (decode(payload, block, torch.float32) * x.unsqueeze(1)).sum(-1)
-    torch.testing.assert_close(one_row.by_expert((codes, scale), ids, x), due, rtol=1e-5, atol=1e-6)
+    found = one_row.by_expert((codes, scale), ids, *one_row.halves(x))
+    torch.testing.assert_close(found, due, rtol=1e-5, atol=1e-5)
+    plain = decode(payload, block, torch.float32)
+    found = one_row.by_expert((plain, None), torch.tensor([0, 1]), *one_row.halves(x))
+    torch.testing.assert_close(found, due, rtol=1e-5, atol=1e-5)
