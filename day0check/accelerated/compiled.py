@@ -5,6 +5,8 @@ scores and the maxima of their blocks. A group stays inside the borders of its o
 there and observing changes nothing: the first operator of a group makes in its one pass what the next would pass over
 its result again for, and hands it on beside the result (`Handed`). The plain formulas are given to the compiler, not
 the blocked forms that the uncompiled operators use on a CPU.
+
+A decode step of one row that nobody observes has no taps to keep: there a whole sublayer is a graph (`one_row_step`).
 """
 
 from __future__ import annotations
@@ -117,6 +119,11 @@ def compiled(table: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[...,
     }
     mlps = {name: _quantised_apart(table[name], made[name]) for name in ("mlp.dense", "moe.shared")}
     return {**table, **mlps, **_residual_and_norm(made), **_score_and_maxima(made, table)}
+
+
+def one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `one_row`, whose shapes are those of the model, as one graph."""
+    return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 def _residual_and_norm(made: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

@@ -9,7 +9,7 @@ from day0check.backends.accelerated import Accelerated
 from day0check.backends.compiled import Compiled
 from day0check.cli.run import compiled_backend
 from day0check.errors import Unavailable, UsageError
-from day0check.probe.recorder import Recorder
+from day0check.probe.recorder import Observer, Recorder
 from day0check.probe.timing import compiled_graphs
 from day0check.types import Request, Schedule, Turn
 from reference.presets import preset_dir
@@ -120,15 +120,18 @@ def test_a_norm_reads_what_the_residual_wrote():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_lengths_are_swept_without_another_graph():
-    """Catches a shape that makes the compiler start anew, and an operator that changes when it is compiled."""
+    """Catches a shape that makes the compiler start anew, and an operator that changes when it is compiled: step by
+    step with an observer, and where nobody observes a sublayer a graph."""
     plain, made = Accelerated(), Compiled()
     for backend in (plain, made):
         backend.load(str(preset_dir("tiny")), "fp32", "cpu", {})
     warm = compiled_graphs()
     assert warm > 0
+    assert made._engine.one_row is not None
     for length in (3, 17, 64, 65, 130):
         tokens = tuple((7 * i) % 250 for i in range(length))
         requests = (Request(f"n{length}", (Turn(tokens),), max_new_tokens=3),)
         due = plain.run(requests, Schedule(), Recorder())
-        assert made.run(requests, Schedule(), Recorder()) == due
+        for recorder in (Recorder(), Recorder([Observer()])):
+            assert made.run(requests, Schedule(), recorder) == due
     assert compiled_graphs() == warm
