@@ -15,27 +15,22 @@ import torch
 Timed = Callable[[], object]
 
 
-def clock(device: torch.device, *, wall: bool = False) -> float:
-    """Seconds of processor time of this thread on a CPU, of the wall clock with the device waited for elsewhere.
-
-    `wall`: on a CPU, too, for what runs on several threads.
-    """
+def clock(device: torch.device) -> float:
+    """Seconds of processor time of this thread on a CPU, of the wall clock with the device waited for elsewhere."""
     if device.type == "cpu":
-        return time.perf_counter() if wall else time.thread_time()
+        return time.thread_time()
     torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
-def seconds_of(timed: Timed, device: torch.device, *, wall: bool = False) -> float:
-    begin = clock(device, wall=wall)
+def seconds_of(timed: Timed, device: torch.device) -> float:
+    begin = clock(device)
     timed()
-    return clock(device, wall=wall) - begin
+    return clock(device) - begin
 
 
-def paired(
-    timed: Mapping[str, Timed], *, device: torch.device, repeats: Mapping[str, int] | int, wall: bool = False
-) -> dict[str, float]:
-    """Least seconds of each, all of them once warmed up and then run in turns; `wall` as `clock` has it."""
+def paired(timed: Mapping[str, Timed], *, device: torch.device, repeats: Mapping[str, int] | int) -> dict[str, float]:
+    """Least seconds of each, all of them once warmed up and then run in turns."""
     counts = {name: repeats if isinstance(repeats, int) else repeats[name] for name in timed}
     for run in timed.values():
         run()
@@ -43,7 +38,7 @@ def paired(
     for turn in range(max(counts.values())):
         for name, run in timed.items():
             if turn < counts[name]:
-                best[name] = min(best[name], seconds_of(run, device, wall=wall))
+                best[name] = min(best[name], seconds_of(run, device))
     return best
 
 

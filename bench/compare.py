@@ -2,23 +2,20 @@
 
     python -m bench.compare [--megabytes 64] [--msprobe PYTHON]
 
-Every figure is beside the read bandwidth measured in turns with it on the same bytes by as many threads. One thread is
-measured by its processor time, beside a compiled sum of words where numba is installed (the extra `fast`), else one by
-torch. "torch alone" has all threads of the machine, which share its memory, and is measured by the wall clock beside
-torch's sum of words: it needs a machine that does nothing else. "from files": both read from safetensors, a slice of
-rows at a time, by what is installed. Peak memory: what is taken beyond the pair. `--msprobe`: an interpreter that has
-mindstudio-probe, which then compares the same pairs from its own dumps (`bench/peer_msprobe.py`).
+Every figure is beside the read bandwidth measured in turns with it on the same bytes by the same one thread: a compiled
+sum of words where numba is installed (the extra `fast`), else a sum by torch. "from files": both read from safetensors,
+a slice of rows at a time, by what is installed. Peak memory: what is taken beyond the pair. `--msprobe`: an interpreter
+that has mindstudio-probe, which then compares the same pairs from its own dumps (`bench/peer_msprobe.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -33,7 +30,6 @@ from day0check.probe.memory import Allocations
 WANTED = {"compiled": 0.80, "torch alone": 0.25}
 FORMATS_WANTED = ("bfloat16", "float32", "float8_e4m3fn")
 CPU = torch.device("cpu")
-THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 COLUMNS = 4096
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -102,22 +98,6 @@ def reading(a: torch.Tensor, b: torch.Tensor) -> Callable[[], object]:
     return lambda: [loops.read(w) for w in words]
 
 
-def summed(a: torch.Tensor, b: torch.Tensor) -> Callable[[], object]:
-    """What reads both by torch, on as many threads as it has, and does nothing else."""
-    words = [t.view(torch.int64) for t in (a, b)]
-    return lambda: [w.sum() for w in words]
-
-
-@contextlib.contextmanager
-def on_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def from_files(a: torch.Tensor, b: torch.Tensor, folder: Path) -> Callable[[], object]:
     """What reads both from safetensors, a slice at a time, and compares them; files that the system has in memory."""
     for side, tensor in (("own", a), ("oracle", b)):
@@ -129,25 +109,21 @@ def measured(name: str, a: torch.Tensor, b: torch.Tensor, repeats: int) -> dict[
     """Prints the lines of one pair; the share of the read bandwidth that each way reached."""
     with tempfile.TemporaryDirectory() as folder:
         ways: dict[str, Callable[[], object]] = {"reading": reading(a, b)}
-        ways["torch, 1 thread"] = lambda: pair_statistics(a, b, fast=False)
+        ways["torch alone"] = lambda: pair_statistics(a, b, fast=False)
         if compiled() is not None:
             ways["compiled"] = lambda: pair_statistics(a, b, fast=True)
         ways["from files"] = from_files(a, b, Path(folder))
         ways["assert_close"] = lambda: assert_close(a, b)
         best = paired(ways, device=CPU, repeats={w: 2 if w == "assert_close" else repeats for w in ways})
         peaks = {way: peak_bytes(run) for way, run in ways.items() if way != "reading"}
-        all_threads = {"reading, all": summed(a, b), "torch alone": lambda: pair_statistics(a, b, fast=False)}
-        with on_threads(THREADS):
-            best |= paired(all_threads, device=CPU, repeats=repeats, wall=True)
-            peaks["torch alone"] = peak_bytes(all_threads["torch alone"])
     both = 2 * a.numel() * a.dtype.itemsize
     peaks["from files"] = max(0, peaks["from files"] - both)  # both files are mapped, which is the system's memory
-    shares = {way: best["reading, all" if way in all_threads else "reading"] / seconds for way, seconds in best.items()}
     for way, seconds in best.items():
         wanted = f"{WANTED[way]:.0%}" if way in WANTED else ""
         peak = f"{peaks[way] / 2**20:.1f}" if way in peaks else ""
-        print(f"{name:22} {way:15} {both / seconds / 1e9:7.2f} {shares[way]:>8.0%} {wanted:>7} {peak:>8}", flush=True)
-    return shares
+        share = f"{best['reading'] / seconds:.0%}"
+        print(f"{name:22} {way:12} {both / seconds / 1e9:7.2f} {share:>8} {wanted:>7} {peak:>8}", flush=True)
+    return {way: best["reading"] / seconds for way, seconds in best.items()}
 
 
 def main(arguments: list[str]) -> int:
@@ -157,8 +133,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--msprobe", type=Path, help="a Python that has mindstudio-probe")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}; all threads: {THREADS}")
-    print(f"{'pair':22} {'by':15} {'GB/s':>7} {'of read':>8} {'wanted':>7} {'peak MB':>8}")
+    print(f"{'pair':22} {'by':12} {'GB/s':>7} {'of read':>8} {'wanted':>7} {'peak MB':>8}")
     reached: dict[tuple[str, str], float] = {}
     for name, made in PAIRS.items():
         a, b = made(given.megabytes)
@@ -171,10 +146,10 @@ def _peer(name: str, a: torch.Tensor, b: torch.Tensor, python: Path | None) -> N
     try:
         found = compared_by_msprobe(a, b, python)
     except Refused as error:
-        print(f"{name:22} {'msprobe':15} {error}", flush=True)
+        print(f"{name:22} {'msprobe':12} {error}", flush=True)
         return
     speed = 2 * a.numel() * a.dtype.itemsize / found.seconds / 1e9
-    print(f"{name:22} {'msprobe':15} {speed:7.2f} {'':8} {'':7} {found.peak_bytes / 2**20:8.1f}", flush=True)
+    print(f"{name:22} {'msprobe':12} {speed:7.2f} {'':8} {'':7} {found.peak_bytes / 2**20:8.1f}", flush=True)
 
 
 def _judged(reached: Mapping[tuple[str, str], float]) -> bool:
