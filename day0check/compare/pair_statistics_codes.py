@@ -151,11 +151,10 @@ def _look_up(seen: _Seen, width: int) -> None:
 
 
 def _words(codes: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    """Codes [n] as words of eight, the last of them filled up with zeros."""
+    """Codes [n] as words of eight, the last of them filled up with the zeros that are in `into`."""
     codes, count = codes.view(torch.int8), codes.numel()
     if count % WORD == 0 and codes.storage_offset() % WORD == 0:
         return codes.view(torch.int64)
-    into[-1] = 0
     into.view(torch.int8)[:count].copy_(codes)
     return into
 

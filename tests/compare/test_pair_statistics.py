@@ -147,7 +147,11 @@ def test_one_code_that_differs_is_found_wherever_it_lies(at, fast):
 
 
 @given(
-    st.integers(1, 9), st.integers(1, 40), st.sampled_from([0.0, 0.01, 0.1, 1.0]), st.integers(0, 9), st.integers(0, 99)
+    st.integers(1, 40),
+    st.integers(1, 60),
+    st.sampled_from([0.0, 0.003, 0.1, 1.0]),
+    st.integers(0, 9),
+    st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None)
 def test_codes_by_torch_whatever_their_number_their_place_and_how_many_differ(rows, width, share, offset, seed):
@@ -156,7 +160,7 @@ def test_codes_by_torch_whatever_their_number_their_place_and_how_many_differ(ro
     draw = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 256, (2, offset + rows * width), generator=draw, dtype=torch.uint8)
     codes[0] = torch.where(torch.rand(codes.shape[1], generator=draw) < share, codes[0], codes[1])
-    if seed % 2:
+    if seed % 4:
         codes = torch.where(codes & 0x7F == 0x7F, 0x30, codes)  # no NaN
     a, b = (c.view(torch.float8_e4m3fn)[offset:].view(rows, width) for c in codes)
     found = pair_statistics(a, b, fast=False)
