@@ -1,5 +1,7 @@
 """On a real device: digests that wait for nothing, and copies out of host buffers that a device makes late."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -17,20 +19,24 @@ class WaitsForNothing(Digests):
     """Every wait for the device inside the observer raises, until the case is over."""
 
     def after(self, call, token, results):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waits_raise():
             super().after(call, token, results)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     def end_step(self, step):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waits_raise():
             super().end_step(step)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
+@contextlib.contextmanager
+def waits_raise():
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch's word that it does not see every wait
 def test_digests_wait_for_nothing_before_the_end():
     """Catches an observer that makes the host wait: it hides races that it is there to show."""
     backend = Accelerated()
