@@ -53,6 +53,11 @@ class Outcome:
         """Whether a fault was caught, or a legal variant was let through."""
         return self.status == "ready" if self.benign else self.caught
 
+    @property
+    def further(self) -> bool:
+        """Whether it is a fault of our own and none of the public catalogue, whose ids begin with S."""
+        return not self.benign and not self.id.startswith("S-")
+
 
 def exit_code(outcomes: Sequence[Outcome]) -> ExitCode:
     """Ready only when every fault was caught and no legal variant raised an alarm."""
@@ -60,13 +65,18 @@ def exit_code(outcomes: Sequence[Outcome]) -> ExitCode:
 
 
 def counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """How many faults there were, were caught and placed, how many legal variants, and false alarms."""
-    faults = [o for o in outcomes if not o.benign]
+    """How many public faults there were, were caught and placed; the same of further ones, which are in none of these;
+    how many legal variants, and false alarms."""
+    public = [o for o in outcomes if not o.benign and not o.further]
+    further = [o for o in outcomes if o.further]
     benign = [o for o in outcomes if o.benign]
     return {
-        "faults": len(faults),
-        "caught": sum(o.caught for o in faults),
-        "placed": sum(o.placed for o in faults),
+        "faults": len(public),
+        "caught": sum(o.caught for o in public),
+        "placed": sum(o.placed for o in public),
+        "further": len(further),
+        "further_caught": sum(o.caught for o in further),
+        "further_placed": sum(o.placed for o in further),
         "legal": len(benign),
         "false_alarms": sum(not o.good for o in benign),
     }

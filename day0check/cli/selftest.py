@@ -81,5 +81,6 @@ def line(outcome: object) -> str:
 
 def summary(count: dict[str, int]) -> str:
     """The totals in one sentence."""
-    caught = f"{count['caught']} of {count['faults']} faults caught, {count['placed']} placed exactly"
-    return f"{caught}; {count['false_alarms']} of {count['legal']} legal variants raised a false alarm"
+    public = f"{count['caught']} of {count['faults']} public faults caught, {count['placed']} placed exactly"
+    further = f"{count['further_caught']} of {count['further']} further ones caught, {count['further_placed']} placed"
+    return f"{public}; {further}; {count['false_alarms']} of {count['legal']} legal variants raised a false alarm"

@@ -59,8 +59,10 @@ def _by_case(entries: Sequence[Row], model: str) -> list[list[dict[str, str]]]:
 
 def _sentence(counts: Mapping[str, int], seconds: float) -> str:
     return (
-        f"{counts['caught']} of {counts['faults']} known faults were caught, {counts['placed']} of them at exactly the "
-        f"expected place; {counts['false_alarms']} of {counts['legal']} legal variants raised a false alarm. "
+        f"{counts['caught']} of {counts['faults']} public faults were caught, {counts['placed']} of them at exactly "
+        f"the expected place; of {counts['further']} further ones {counts['further_caught']} were caught and "
+        f"{counts['further_placed']} placed; {counts['false_alarms']} of {counts['legal']} legal variants raised a "
+        f"false alarm. "
         f"It took {seconds:.0f} s."
     )
 

@@ -25,7 +25,8 @@ def entry(name: str, **changed) -> dict:
 
 
 def page(*entries: dict) -> str:
-    counts = {"faults": 3, "caught": 2, "placed": 1, "legal": 2, "false_alarms": 1}
+    public = {"faults": 3, "caught": 2, "placed": 1}
+    counts = public | {"further": 1, "further_caught": 1, "further_placed": 1, "legal": 2, "false_alarms": 1}
     return selftest_page({"counts": counts, "seconds": 12.3, "entries": list(entries)})
 
 
@@ -54,7 +55,8 @@ def test_each_outcome_has_its_own_word_and_colour():
     }
     assert list(states(text))[-2:] == ["B-01", "S-01"]
     assert 'class="banner not_ready"' in text
-    assert "2 of 3 known faults were caught" in text
+    assert "2 of 3 public faults were caught" in text
+    assert "of 1 further ones 1 were caught" in text
     assert 'class="banner ready"' in page(entry("S-01"), entry("S-02", placed=False), entry("B-01"))
 
 
