@@ -131,10 +131,10 @@ def _of_reference(inventory: Inventory, form: Form, names: tuple[str, str], row:
     parts = []
     for stored, begin, rows in zip(names, (first * form.rows_a_scale, first), (form.rows_a_scale, 1), strict=True):
         with safe_open(str(inventory.directory / inventory.sound[stored][0]), framework="pt") as opened:
-            if len(inventory.sound[stored][2]) == 2:
-                parts.append(opened.get_slice(stored)[begin : begin + rows])
-            else:
-                parts.append(opened.get_tensor(stored).flatten(0, -2)[begin : begin + rows])
+            leading = inventory.sound[stored][2][:-1]
+            *outer, first_row = (int(i) for i in np.unravel_index(begin, leading))  # of more axes a row at a time
+            place = (*(slice(i, i + 1) for i in outer), slice(first_row, first_row + rows))
+            parts.append(opened.get_slice(stored)[place].flatten(0, -2))
     try:
         return form.theirs(*parts)[row - first * form.rows_a_scale]
     except ValueError:

@@ -5,12 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from edited_checkpoint import PACKED, Edited
 
 from day0check.audit import audit, decoding
 from day0check.audit.decoding import FORMS, audit_decoding, e4m3_values, int4_row, mxfp4_row
+from reference.formats import mxfp4_decode
 from reference.inventory import take_inventory
 from reference.presets import preset_dir
 
+SCALES = PACKED.replace("_packed", "_scale")
 OF = {"MXFP4": "tiny", "block FP8": "tiny-deepseek-v3.2-fp8", "INT4": "tiny-kimi-k2.5-int4"}
 WRONG = {
     "MXFP4": lambda theirs, codes, scales: theirs(codes >> 4 | codes << 4, scales),  # the high four bits first
@@ -48,3 +51,20 @@ def test_both_decoders_read_a_preset_alike_and_one_that_is_wrong_is_told(form, m
     assert {f.severity for f in found} == {"blocker"}
     assert sum(f.evidence["count"] for f in found) > decoding.SAMPLED / 2
     assert f"by two decoders of {form.name}" in found[0].message
+
+
+def test_experts_in_one_stack_are_read_row_by_row(tmp_path):
+    """Catches a row of a stack of more axes that is counted otherwise in the file than in the tensor."""
+    edited = Edited("tiny", tmp_path / "m")
+    codes, scales = (torch.stack([edited.read(n), edited.read(n).flip(0)]) for n in (PACKED, SCALES))
+    edited.put("stack.weight_packed", codes)
+    edited.put("stack.weight_scale", scales)
+    inventory = take_inventory(edited.directory)
+    assert ("stack.weight_packed", "stack.weight_scale") in decoding._coded(inventory, FORMS[0])
+    names = ("stack.weight_packed", "stack.weight_scale")
+    for row in (0, codes.shape[1] - 1, codes.shape[1], 2 * codes.shape[1] - 1):
+        own = mxfp4_row(*(decoding._raw_row(edited.directory, edited.index[n], n, row) for n in names))
+        theirs = decoding._of_reference(inventory, FORMS[0], names, row)
+        assert np.array_equal(own, theirs.numpy())
+        whole = mxfp4_decode(codes.flatten(0, 1)[row : row + 1], scales.flatten(0, 1)[row : row + 1])
+        assert torch.equal(theirs, whole[0])
