@@ -37,7 +37,6 @@ class Seen:
 
 TABLE = (
     Seen("S-14", "endpoint.oracle", serve=CACHING),  # a block found by its first four tokens
-    Seen("S-35", "endpoint.wire", "repeat", (*CACHING, "--chunk", "24")),  # a block entered before it is computed
     Seen("S-51", "endpoint.images", "same answer", CACHING),  # pictures told apart by too little
     Seen("S-38", "endpoint.oracle"),  # sigmoid twice on beta, in decode
     Seen("S-29", "endpoint.oracle"),  # the routed scale twice
