@@ -9,11 +9,12 @@ import torch
 
 from day0check.compare.claims import as_claimed
 from day0check.compare.directions import STEP, Parameter
+from day0check.compare.equal_weights import largest_alike
 from day0check.compare.judgement import Judgement, merge
 from day0check.compare.metrics import judge_result
 from day0check.compare.one_rounding import Expected
 from day0check.compare.replay import Replay
-from day0check.compare.rounding import BLOCK_FORMATS, Mode, Rounder, random_variance, round_blocks, ulp
+from day0check.compare.rounding import BLOCK_FORMATS, WEIGHTS, Mode, Rounder, random_variance, round_blocks, ulp
 from day0check.compare.scale_blocks import told_by_block
 from day0check.compare.sums import float32_floor, simple_floor
 from day0check.contracts.profiles import Profile
@@ -200,7 +201,8 @@ def inner_variance(replay: Replay, points: Mapping[str, str]) -> torch.Tensor | 
     is not followed by a single matrix. Earlier roundings add to it.
 
     It is the reference itself on the squared matrix, with the rounded values replaced by the variance of their
-    rounding: where one rounding moves a whole row, two replicates cannot measure it.
+    rounding: where one rounding moves a whole row, two replicates cannot measure it. Weights of a row that are equal
+    (of equal keys) round alike: of the largest such group the errors add up, (sum_n ulp(h_n) w_n)^2/6.
     """
     name, arguments = replay.contract.name, replay.arguments
     inner = [p for p in points if p != "out"]
@@ -211,15 +213,27 @@ def inner_variance(replay: Replay, points: Mapping[str, str]) -> torch.Tensor | 
         return None  # experts of a full-size layer: the fit to the replicates has to do
     dtype = points[at]
 
+    alike: list[bool] = []
+
+    def spread(value: torch.Tensor) -> torch.Tensor:
+        return torch.where(random_variance(value, dtype) > 0, ulp(value.contiguous(), dtype).square() / 6, 0.0)
+
     def variance(point: str, value: torch.Tensor) -> torch.Tensor:
         if point != at:
             return value
-        return torch.where(random_variance(value, dtype) > 0, ulp(value.contiguous(), dtype).square() / 6, 0.0)
+        if at in WEIGHTS:
+            alike.append(bool(largest_alike(value, spread(value), dtype).any()))
+        return spread(value)
+
+    def deviation(point: str, value: torch.Tensor) -> torch.Tensor:
+        return largest_alike(value, spread(value), dtype) if point == at else value
 
     if name == "dsa.attention":
-        return _sparse_variance(variance, **arguments)
-    squared = _decoded(replay, matrix).square()
-    return replay.changed(**{matrix: squared}, **dict.fromkeys(dropped)).run(variance)[0]
+        independent = _weighted(variance, **arguments, of=torch.square)
+        return independent + _weighted(deviation, **arguments).square() if any(alike) else independent
+    plain = _decoded(replay, matrix)
+    independent = replay.changed(**{matrix: plain.square()}, **dict.fromkeys(dropped)).run(variance)[0]
+    return independent + replay.run(deviation)[0].square() if any(alike) else independent
 
 
 def _quantised(replay: Replay, block: str, mode: Mode, generator: torch.Generator | None) -> Replay:
@@ -253,8 +267,9 @@ def _decoded(replay: Replay, matrix: str) -> torch.Tensor:
     return fp8_columns_decode(weight, scale, dtype=torch.float64)
 
 
-def _sparse_variance(variance, q, *, keys, valid, value_width: int, scale: float) -> torch.Tensor:
-    """The same for gathered keys, whose values are part of the keys: a further channel takes the place of `valid`."""
+def _weighted(weights, q, *, keys, valid, value_width: int, scale: float, of=torch.clone) -> torch.Tensor:
+    """Sums of gathered values, or of their squares, under other weights: the values are part of the keys, so a
+    further channel takes the place of `valid`."""
     from reference.attention import attention
 
     keys = keys.masked_fill(~valid[..., None], 0)
@@ -263,11 +278,11 @@ def _sparse_variance(variance, q, *, keys, valid, value_width: int, scale: float
     return attention(
         torch.cat([q, torch.ones_like(q[..., :1])], -1),
         keys=torch.cat([keys, closed], -1).unsqueeze(2),
-        values=keys[..., :value_width].square().unsqueeze(2),
+        values=of(keys[..., :value_width]).unsqueeze(2),
         owner=rows,
         visible=torch.where(valid.any(-1), n, 0),
         scale=scale,
-        round=variance,
+        round=weights,
     )
 
 

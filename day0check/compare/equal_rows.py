@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import torch
 
-from day0check.compare.rounding import Rounder, round_blocks
-
-OF_A_ROW_AND_KEYS = ("s", "p")  # scores and probabilities: a later row has more of them, none equals another
+from day0check.compare.rounding import WEIGHTS, Rounder, round_blocks
 
 
 class EqualRowsAlike(Rounder):
-    """A `Rounder` that draws once for rows (first axis) of equal content."""
+    """A `Rounder` that draws once for rows (first axis) of equal content; scores and weights are drawn by value."""
 
     def __call__(self, point: str, value: torch.Tensor) -> torch.Tensor:
-        if self.points.get(point) is None or point in OF_A_ROW_AND_KEYS or value.dim() < 2:
+        if self.points.get(point) is None or point in WEIGHTS or value.dim() < 2:
             return super().__call__(point, value)
         first, at = distinct_rows(value)
         if first is None:

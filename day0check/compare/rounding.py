@@ -46,6 +46,8 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
 
 
 LEVELS = "uint8"  # whole levels of a picture
+WEIGHTS = ("s", "p")  # points where scores and weights of keys are rounded: those of equal keys are equal
+_ODD = -7046029254386353131  # an odd multiplier that mixes 64 bits
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -85,6 +87,29 @@ def round_random(x: torch.Tensor, dtype: str, generator: torch.Generator | None 
     step = ulp(x, dtype)
     uniform = torch.rand(x.shape, generator=generator, dtype=torch.float32, device=x.device)
     return _in_range((x / step).add_(uniform).floor_().mul_(step), x, FORMATS[dtype])
+
+
+def round_alike(x: torch.Tensor, dtype: str, generator: torch.Generator | None = None) -> torch.Tensor:
+    """`round_random` whose draws belong to values: what agrees in two bits more than `dtype` has is rounded alike.
+
+    So does any rounding to nearest. The errors of equal weights (of equal keys) add up instead of averaging away.
+    """
+    x = x.contiguous()
+    step = ulp(x, dtype)
+    key, turn = torch.randint(2**62, (2,), generator=generator, device=x.device).unbind()
+    mixed = (leading_bits(x, dtype) ^ key) * _ODD
+    mixed = (mixed ^ (mixed >> 29) ^ turn) * _ODD
+    uniform = ((mixed >> 32) & 0xFFFFFF).to(torch.float32) * 2.0**-24
+    return _in_range((x / step).add_(uniform).floor_().mul_(step), x, FORMATS[dtype])
+
+
+def leading_bits(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    """int64: sign, exponent and as many bits behind it as `dtype` has, and two more; x float64 or float32."""
+    kept = FORMATS[dtype].bits - 1 + 2
+    x = x.contiguous()
+    if x.dtype == torch.float64:
+        return x.view(torch.int64) >> max(0, 52 - kept)
+    return x.view(torch.int32).to(torch.int64) >> max(0, 23 - kept)
 
 
 def _in_range(rounded: torch.Tensor, x: torch.Tensor, form: Format) -> torch.Tensor:
@@ -163,4 +188,4 @@ class Rounder:
             return round_blocks(value, dtype, self.mode, self.generator)
         if self.mode == "nearest":
             return round_nearest(value, dtype)
-        return round_random(value, dtype, self.generator)
+        return (round_alike if point in WEIGHTS else round_random)(value, dtype, self.generator)
