@@ -116,12 +116,15 @@ def partition(
             )
         workspace = prefix_tokens
     fixed = slots * sizes.state + workspace * sizes.prefix_row
-    per_page = sizes.page + (sizes.state / snapshot_blocks if snapshot_blocks else 0)
+    blocks = snapshot_blocks or 1
+    per_blocks = blocks * sizes.page + (
+        sizes.state if snapshot_blocks else 0
+    )  # bytes of so many pages, in whole numbers
     if cache_bytes is not None:
         left = cache_bytes - fixed
-        pages = min(int(left // per_page) if per_page and left > 0 else 0, pages or (1 << 62))
+        pages = min(left * blocks // per_blocks if per_blocks and left > 0 else 0, pages or (1 << 62))
         if pages < longest:
-            need = fixed + math.ceil(longest * per_page)
+            need = fixed - (-longest * per_blocks // blocks)
             beside = f", {workspace} rows of a prefix workspace" if workspace else ""
             options = ["--max-batch", "--max-model-len", *(["--prefix-workspace"] if workspace else [])]
             raise UsageError(

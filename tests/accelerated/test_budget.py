@@ -78,6 +78,13 @@ def test_a_budget_is_kept_and_used(page, state, slots, longest, blocks, data):
     assert more > budget or parts.pages == slots * longest
 
 
+def test_what_is_said_to_be_enough_is_enough():
+    """Catches a share of a state in binary fractions: 45 pages and 45 thirds of 335 bytes were a page short."""
+    with pytest.raises(UsageError, match="at least 5405"):
+        partition(Sizes(1, 335), slots=1, longest=45, cache_bytes=1, snapshot_blocks=3)
+    assert partition(Sizes(1, 335), slots=1, longest=45, cache_bytes=5405, snapshot_blocks=3).pages == 45
+
+
 def test_published_sizes_of_records():
     """Catches a record with padding, a scale too many, or a rope part in another type."""
     assert record_bytes(512, 64) == 656
