@@ -12,6 +12,7 @@ import math
 import types
 import typing
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 Phase = Literal["start", "load", "prefill", "decode", "serve"]
@@ -230,6 +231,14 @@ def from_json(cls: Any, data: Any) -> Any:
     return _read(cls, data, cls.__name__ if isinstance(cls, type) else str(cls))
 
 
+@cache
+def _hints(kind: type) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The types of a record's fields, and the fields without a default: evaluating them took longer than a read."""
+    fields = dataclasses.fields(kind)
+    bare = [f for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    return typing.get_type_hints(kind), tuple(f.name for f in bare)
+
+
 def _read(kind: Any, data: Any, where: str) -> Any:
     origin = typing.get_origin(kind)
     if kind is Any:
@@ -260,15 +269,11 @@ def _read(kind: Any, data: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(data, dict):
             raise ValueError(f"{where}: an object is needed, got {type(data).__name__}")
-        hints = typing.get_type_hints(kind)
+        hints, required = _hints(kind)
         unknown = sorted(set(data) - set(hints))
         if unknown:
             raise ValueError(f"{where}: unknown key {unknown[0]!r}")
-        missing = [
-            f.name
-            for f in dataclasses.fields(kind)
-            if f.name not in data and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        ]
+        missing = [name for name in required if name not in data]
         if missing:
             raise ValueError(f"{where}: key {missing[0]!r} is missing")
         return kind(**{k: _read(hints[k], v, f"{where}.{k}") for k, v in data.items()})

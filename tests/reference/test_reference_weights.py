@@ -246,3 +246,16 @@ def test_place_tensor():
     assert placed.is_contiguous()
     assert placed[1, 3, 2] == x[1, 2, 3]
     assert torch.equal(place_tensor(x), x)
+
+
+def test_a_file_that_is_replaced_is_read_anew(tmp_path):
+    """Catches a file that is kept open and answers for the one that took its place."""
+    file = tmp_path / "model.safetensors"
+    for value in (1.0, 2.0):
+        other = tmp_path / "other.safetensors"
+        save_file({"a": torch.full((3,), value)}, other)
+        other.replace(file)
+        assert read_tensor("a", file=file).tolist() == [value] * 3
+    file.unlink()
+    with pytest.raises(CheckpointError, match="model.safetensors"):
+        read_tensor("a", file=file)
