@@ -141,6 +141,8 @@ class PrefixCache:
         if known.entry and known.entry not in self._pages:
             return  # the block before has been given up: what follows could not be found
         filled = running.computed // page
+        if running.computed < known.blocks * page:
+            return  # `prefix.register` has entered more than was filled: no block is entered twice
         if running.computed == known.blocks * page:
             again = self._lacks_snapshot(known)
             if not again:

@@ -23,6 +23,7 @@ COMMAND = (sys.executable, "-m", "day0check.cli")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 WAIT_S = 400
 CACHING = ("--prefix-cache", "--page", "16")
+SMALL_CHUNKS = (*CACHING, "--chunk", "6")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Seen:
 
 TABLE = (
     Seen("S-14", "endpoint.oracle", serve=CACHING),  # a block found by its first four tokens
+    Seen("S-35", "endpoint.wire", "repeat", SMALL_CHUNKS),  # a block entered before it is computed
     Seen("S-51", "endpoint.images", "same answer", CACHING),  # pictures told apart by too little
     Seen("S-38", "endpoint.oracle"),  # sigmoid twice on beta, in decode
     Seen("S-29", "endpoint.oracle"),  # the routed scale twice
@@ -86,7 +88,7 @@ def test_a_fault_of_the_engine_is_seen_over_http(seen: Seen, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("options", [(), CACHING], ids=["plain", "prefix cache"])
+@pytest.mark.parametrize("options", [(), CACHING, SMALL_CHUNKS], ids=["plain", "prefix cache", "small chunks"])
 def test_without_a_fault_nothing_is_seen(options: tuple[str, ...], tmp_path: Path) -> None:
     """Would catch a table above that is right because everything is blamed."""
     with serving(tmp_path, "--model", "tiny", *options) as url:

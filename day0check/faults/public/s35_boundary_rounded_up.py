@@ -20,4 +20,6 @@ ENTRY = Entry(
 @day0check.operator.wrap("prefix.register")
 def register(inner, held, *, tokens, at, **keywords):
     page = (held.shape[1] - 5) // 3
-    return inner(held, tokens=tokens, at=torch.stack((at[0], -(-at[1] // page) * page)), **keywords)
+    known = at[0] + len(tokens) // page * page  # only of whole blocks of known tokens is there a hash to enter them by
+    rounded = torch.minimum(-(-at[1] // page) * page, known)
+    return inner(held, tokens=tokens, at=torch.stack((at[0], torch.maximum(at[1], rounded))), **keywords)
