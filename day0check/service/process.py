@@ -90,7 +90,7 @@ def served(plan: ServerPlan) -> Iterator[Server]:
         if server.url:
             server.seconds["listening"] = time.monotonic() - begin
             _wait_until_ready(process, server, plan.name, begin)
-        if not server.url or server.why:
+        if "ready" not in server.seconds:
             server.why = server.why or _why(process, plan.log)
         yield server
     finally:
@@ -123,9 +123,8 @@ def _wait_until_ready(process: subprocess.Popen, server: Server, name: str, begi
             server.early = "" if first == 200 else f"the first request is answered with {first}: {said}"
             return
         if process.poll() is not None:
-            server.why = f"it ended with code {process.returncode} while it started: {body.get('error', '')}".rstrip(
-                ": "
-            )
+            error = body.get("error")  # without it the log has its last words
+            server.why = f"it ended with code {process.returncode} while it started: {error}" if error else ""
             return
         if time.monotonic() - begin > START_LIMIT_S:
             server.why = (

@@ -10,8 +10,10 @@ import psutil
 import pytest
 
 from day0check.checks import service_start
+from day0check.errors import ExitCode
 from day0check.service import process
 from day0check.service.process import ServerPlan, served
+from reference.presets import preset_dir
 
 SCRIPT = """
 import http.server, json, signal, subprocess, sys, threading, time
@@ -98,3 +100,27 @@ def test_a_start_without_its_steps_is_told() -> None:
     answer = service_start.judge(why="", early="", steps=steps, code=0, forced=False)
     assert "verify weights" in answer.outcome.summary
     assert answer.outcome.status == "failed"
+
+
+OPERATOR_THAT_DIES = """
+import day0check
+
+@day0check.operator.wrap("dsa.select")
+def select(inner, *arguments, **keywords):
+    raise IndexError("out of pages")
+"""
+
+
+def test_an_operator_that_ends_the_start_is_named(tmp_path: Path) -> None:
+    """Would catch a server that dies in its warm-up and blames nobody, or us for an operator of the user's file."""
+    ops = tmp_path / "ops.py"
+    ops.write_text(OPERATOR_THAT_DIES, encoding="utf-8")
+    plan = ServerPlan(str(preset_dir("tiny")), "tiny", tmp_path / "log", profile="fp32", ops=str(ops))
+    with served(plan) as server:
+        pass
+    answer = service_start.judge(why=server.why, early="", steps={}, code=server.code, forced=server.forced)
+    (finding,) = answer.findings
+    assert (finding.operator, finding.evidence["pattern"]) == ("dsa.select", "did not start")
+    assert "IndexError: out of pages" in finding.message
+    assert server.code == ExitCode.USAGE
+    assert "Traceback" in plan.log.read_text(encoding="utf-8")

@@ -173,6 +173,8 @@ class EngineThread:
         try:
             self._start_up()
         except Exception as error:  # whoever started the server reads it from the state and ends
+            if error.__cause__ is not None:
+                traceback.print_exception(error.__cause__)
             self.state.error, self.state.phase = error, "dead"
             return
         self.state.phase = "ready"

@@ -66,11 +66,18 @@ def _tensors(value: Any, place: str) -> Iterator[tuple[str, Tensor]]:
 
 
 class _Seen(Observer):
+    """`inside`: the call that has not come back."""
+
     def __init__(self) -> None:
         self.operators: set[str] = set()
+        self.inside: Call | None = None
+
+    def before(self, call: Call) -> None:
+        self.inside = call
 
     def after(self, call: Call, token: Any, results: tuple[Any, ...]) -> None:
         self.operators.add(call.operator)
+        self.inside = None
 
 
 class _Discard:
@@ -95,27 +102,39 @@ def warm_up(live: Live, config: ModelConfig, *, images: bool) -> str:
     """Answers a few requests twice, watched and unwatched: long and short prompts together, single tokens, greedy and
     drawn, with log-probabilities, and an image where the model has a tower. A sentence on what ran.
 
-    Raises whatever an operator raises, Day0Error when logits are no numbers. Nothing may be running.
+    Raises Day0Error, with what an operator raised as its cause, or when logits are no numbers. Nothing may be running.
     """
     seen, recorder = _Seen(), live.caller.recorder
     with tempfile.TemporaryDirectory(prefix="day0check-warm-up-") as folder:
         picture = _picture(Path(folder), config) if images and config.vision is not None else ()
         recorder.observers.append(seen)
         try:
-            steps = _answer(live, _orders(live, config, picture))
+            steps = _answer(live, _orders(live, config, picture), seen)
         finally:
             recorder.observers.remove(seen)
         steps += _answer(live, _orders(live, config, picture))
     return f"{len(seen.operators)} operators in {steps} steps" + (", with an image" if picture else "")
 
 
-def _answer(live: Live, orders: list[Order]) -> int:
+def _failed(call: Call, error: Exception, replaced: tuple[str, ...]) -> Day0Error:
+    """Whose fault it is, an operators file's or ours, tells the class and with it the exit code."""
+    yours = call.operator in replaced
+    where = f"operator {call.operator} at {call.tap}, in the warm-up"
+    todo = "`day0check run operators` gives it its hard inputs" + ("" if yours else "; no file of yours replaced it")
+    return (InputError if yours else Day0Error)(f"{type(error).__name__}: {error}", where=where, todo=todo)
+
+
+def _answer(live: Live, orders: list[Order], seen: _Seen | None = None) -> int:
     begin, sinks = live.step, [_Discard() for _ in orders]
     for order, sink in zip(orders, sinks, strict=True):
         live.submit(order, sink, Times(0.0))
     try:
         while live.busy:
             live.advance()
+    except Exception as error:
+        if seen is None or seen.inside is None:
+            raise
+        raise _failed(seen.inside, error, live.caller.operators.replaced) from error
     finally:
         for order in orders:
             live.abort(order.id)
