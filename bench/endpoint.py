@@ -140,16 +140,25 @@ def run_guidellm(targets: Path, url: str, requests: int, seed: int) -> Made:
         *("--profile", f"kind=concurrent,streams={CONCURRENCY}"),
         *("--constraint", f"kind=max_requests,count={requests}", "--disable-console-interactive"),
     ]
-    _, cpu_s = _run(command)
+    with tempfile.TemporaryDirectory() as folder:  # it writes benchmarks.json and .csv into the folder it is started in
+        _, cpu_s = _run(command, folder=folder)
     return {"tokens": float(requests * OUTPUT_TOKENS)}, cpu_s
 
 
-def _run(command: list[str], **environment: str) -> tuple[str, float]:
-    """(standard output, processor seconds of the process and its children). Raises CalledProcessError."""
+def _run(command: list[str], *, folder: str | None = None, **environment: str) -> tuple[str, float]:
+    """(standard output, processor seconds of the process and its children), started in `folder`, None for ours.
+
+    Raises CalledProcessError.
+    """
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     before = os.times()
     made = subprocess.run(
-        command, env={**os.environ, **quiet, **environment}, stdout=subprocess.PIPE, text=True, check=True
+        command,
+        env={**os.environ, **quiet, **environment},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     after = os.times()
     return made.stdout, (after.children_user + after.children_system) - (before.children_user + before.children_system)
