@@ -9,6 +9,7 @@ import torch
 
 from day0check.compare.claims import as_claimed
 from day0check.compare.directions import STEP, Parameter
+from day0check.compare.equal_rows import rows_as_one
 from day0check.compare.equal_weights import largest_alike
 from day0check.compare.judgement import Judgement, merge
 from day0check.compare.metrics import judge_result
@@ -140,6 +141,7 @@ def _judge_block(
         if not oracle[i].is_floating_point():
             judged.append(_equal(result, oracle[i], spec.rows))
             continue
+        mask = keep if spec.rows == "rows" and keep is not None and len(keep) == len(result) else None
         own = tuple(r[i] for r in replicates if not torch.equal(r[i], oracle[i]))
         expected = Expected(
             oracle[i],
@@ -155,13 +157,18 @@ def _judge_block(
             ),
             groups=groups,
             coupled=bool(FEEDS_BACK & set(inner)),
+            alike=_rows_as_one(replay, mask) if "p" in inner else 1.0,
         )
-        mask = keep if spec.rows == "rows" and keep is not None and len(keep) == len(result) else None
         judgement = judge_result(result, expected, keep=mask, thorough=thorough)
         if contract.reference.startswith("reference.linear:linear"):
             judgement = told_by_block(judgement, replay, result, oracle[i])
         judged.append(Judgement(**{**judgement.__dict__, "axis": spec.rows}))
     return judged
+
+
+def _rows_as_one(replay: Replay, keep: torch.Tensor | None) -> float:
+    queries = replay.arguments[replay.contract.args[0].name]
+    return rows_as_one(queries if keep is None or len(keep) != len(queries) else queries[keep])
 
 
 def _groups(replay: Replay) -> tuple[tuple[str, torch.Tensor], ...]:

@@ -33,7 +33,8 @@ class Known:
 
     error, oracle [R, H, C] float64; `deviations`: the replicates' errors before the output rounding; `nearest`: gives
     the error of a candidate that rounds to nearest everywhere, asked for only when a limit is passed; `groups`: names
-    of groups of rows with int64 [R] numbers (the experts of pairs); `coupled`: errors of rows depend on each other.
+    of groups of rows with int64 [R] numbers (the experts of pairs); `coupled`: errors of rows depend on each other;
+    `alike`: so many rows err as one (`equal_rows.rows_as_one`).
     """
 
     error: torch.Tensor
@@ -44,6 +45,7 @@ class Known:
     nearest: Callable[[], torch.Tensor] | None = None
     groups: tuple[tuple[str, torch.Tensor], ...] = ()
     coupled: bool = False
+    alike: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,14 @@ def _slopes(known: Known, own: Lanes) -> list[Statement]:
     if row is not None and rows > 1:
         at = row.worst()
         found.append(_statement("slope_row", row, at, own.rows, f"row {at // heads}", "one row", at // heads))
-    column = family(own.columns)
+    column = family(own.columns, alike=known.alike)
     width = own.columns.shape[-1]
     if column is not None and width * heads > 1:
         at = column.worst()
         name = f"column {at % width}" + (f" of head {at // width}" if heads > 1 else "")
         found.append(_statement("slope_column", column, at, own.columns, name, "one column"))
     if own.tiles is not None:
-        tile = family(own.tiles)
+        tile = family(own.tiles, alike=known.alike)
         if tile is not None:
             at = tile.worst()
             first = at // own.tiles.shape[-1] * slopes.TILE
@@ -147,7 +149,7 @@ def _worth_telling(s: Statement) -> Statement:
 
 def _whole(known: Known, own: Lanes, key: str, subject: str, pattern: str) -> Statement | None:
     everything = torch.zeros(own.rows.shape[1:], dtype=torch.int64, device=own.rows.device)
-    found = over_rows(own.rows, everything, 1)
+    found = over_rows(own.rows, everything, 1, alike=known.alike)
     if known.coupled:  # heads are independent of each other, rows are not
         found = over_rows(own.rows.sum(1, keepdim=True), everything[:1], 1)
     return None if found is None else _statement(key, found, 0, own.rows, subject, pattern)
@@ -156,7 +158,7 @@ def _whole(known: Known, own: Lanes, key: str, subject: str, pattern: str) -> St
 def _per_head(known: Known, own: Lanes, key: str, of: str) -> list[Statement]:
     rows, heads = own.rows.shape[1:]
     group = torch.arange(heads, device=own.rows.device).expand(rows, heads)
-    found = over_rows(own.rows, group, heads, coupled=known.coupled)
+    found = over_rows(own.rows, group, heads, coupled=known.coupled, alike=known.alike)
     if found is None:
         return []
     at = found.worst()

@@ -42,3 +42,13 @@ def distinct_rows(x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         return None, rows
     first = torch.full_like(contents, len(x)).scatter_reduce_(0, at, rows, "amin")
     return first, at
+
+
+def rows_as_one(x: torch.Tensor) -> float:
+    """How many rows of x [rows, ...] count as one where equal rows err alike: 1 where all differ, rows where none does.
+
+    Rows over their effective number, (sum n)^2 / sum n^2 over contents that n rows share. Equal queries see other keys,
+    but a fused kernel rounds the weights of the same keys alike for all of them.
+    """
+    _, at = distinct_rows(x)
+    return float(torch.bincount(at).square().sum()) / max(1, len(x))

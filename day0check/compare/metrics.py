@@ -141,7 +141,8 @@ def _by_ratio(
     bad_rows: dict[str, torch.Tensor] = {}
     freedom = {}
     for name, groups in _all_groups(z2, noise, counted).items():
-        freedom[name] = _judge_groups(name, groups, statistics, limits, bad_rows)
+        alike = 1.0 if name == "row" else expected.alike
+        freedom[name] = _judge_groups(name, groups, statistics, limits, bad_rows, alike=alike)
     whole_freedom = min((f for f in freedom.values() if f > 0), default=0.0)
     power = _judge_whole(z2, noise, counted, whole_freedom, o, statistics, limits)
     failing = beyond(statistics, limits)
@@ -217,6 +218,7 @@ def _known(
         None if expected.nearest is None else nearest_error,
         expected.groups,
         expected.coupled,
+        expected.alike,
     )
 
 
@@ -267,8 +269,11 @@ def _judge_groups(
     statistics: dict[str, float],
     limits: dict[str, float],
     bad_rows: dict[str, torch.Tensor],
+    *,
+    alike: float = 1.0,
 ) -> float:
-    """Adds the group's worst ratio and, where it has the degrees of freedom, its limit. Returns those of the whole."""
+    """Adds the group's worst ratio and, where it has the degrees of freedom, its limit. Returns those of the whole.
+    `alike`: so many rows of a group err as one."""
     if not groups.own.numel():
         return 0.0
     most = float(groups.count.max())
@@ -280,7 +285,7 @@ def _judge_groups(
     statistics[name] = float(ratio.max())
     limit = torch.full_like(ratio, float("inf"))
     for size in (1.0, 0.5, 0.25, 0.125):  # smaller groups have fewer degrees of freedom; rounded down to these shares
-        freedom = spread.freedom * size
+        freedom = spread.freedom / alike * size
         here = (share >= size) & torch.isinf(limit)
         if freedom >= LEAST_FREEDOM and bool(here.any()):
             least = groups.least if size == 1.0 else max(groups.least, GROUP_LIMIT)
@@ -291,7 +296,7 @@ def _judge_groups(
     if bool(torch.isfinite(limit[at])):
         statistics[name], limits[name] = float(ratio[at]), float(limit[at])
     bad_rows[name] = over > 1
-    return spread.freedom * len(ratio)
+    return spread.freedom / alike * len(ratio)
 
 
 def _judge_whole(

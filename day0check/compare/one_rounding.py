@@ -51,6 +51,7 @@ class Expected:
     parameters: tuple[Parameter, ...] = ()
     groups: tuple[tuple[str, torch.Tensor], ...] = ()
     coupled: bool = False
+    alike: float = 1.0
 
 
 def half_step(y: torch.Tensor, o: torch.Tensor, out_dtype: str | None) -> torch.Tensor:

@@ -100,8 +100,9 @@ def beyond_nearest(own: torch.Tensor, nearest: torch.Tensor) -> torch.Tensor:
     return (own - own.clamp(min=furthest.clamp(max=0), max=furthest.clamp(min=0))).abs()
 
 
-def family(sums: torch.Tensor, *, least: float = FAMILY_LIMIT) -> Projection | None:
-    """The projection of each of many groups [K + 4, ...], the spread moderated towards that of all groups."""
+def family(sums: torch.Tensor, *, least: float = FAMILY_LIMIT, alike: float = 1.0) -> Projection | None:
+    """The projection of each of many groups [K + 4, ...], the spread moderated towards that of all groups. `alike`:
+    how many rows of a group err as one, so that its variance is so many times that of independent rows."""
     sums = sums.reshape(sums.shape[0], -1)
     filled = sums[SQUARE] > 0
     if not bool(filled.any()):
@@ -109,7 +110,7 @@ def family(sums: torch.Tensor, *, least: float = FAMILY_LIMIT) -> Projection | N
     safe = torch.where(filled, sums[SQUARE], torch.ones_like(sums[SQUARE]))
     variance, _, freedom = _variance(sums[:, filled])
     spread = torch.ones_like(safe)
-    spread[filled] = variance.sqrt() / safe[filled]
+    spread[filled] = (alike * variance).sqrt() / safe[filled]
     limit = torch.full_like(spread, ratio_limit(1.0, freedom, least))
     return _projection(sums[OWN], sums[NEAREST], torch.where(filled, safe, torch.inf), spread, limit)
 
@@ -120,11 +121,13 @@ def _projection(
     return Projection(own / square, spread, limit, beyond_nearest(own, nearest) / square / spread)
 
 
-def over_rows(rows: torch.Tensor, group: torch.Tensor, count: int, *, coupled: bool = False) -> Projection | None:
+def over_rows(
+    rows: torch.Tensor, group: torch.Tensor, count: int, *, coupled: bool = False, alike: float = 1.0
+) -> Projection | None:
     """The projection of `count` groups of (row, head) pairs: rows [K + 4, R, H], group int64 [R, H].
 
     Errors of different rows, and of different heads, are independent, so the spread of a sum follows from theirs;
-    where rows are not (`coupled`), those of a head are summed first.
+    where rows are not (`coupled`), those of a head are summed first. `alike` as in `family`.
     """
     if coupled:
         if not bool((group == group[:1]).all()):
@@ -143,10 +146,10 @@ def over_rows(rows: torch.Tensor, group: torch.Tensor, count: int, *, coupled: b
     square, all_variance = total(units[SQUARE]), total(variance)
     used = square > 0
     square = torch.where(used, square, torch.ones_like(square))
-    effective = all_variance.square() / total(variance.square()).clamp(min=1e-300) * freedom
+    effective = all_variance.square() / total(variance.square()).clamp(min=1e-300) * freedom / alike
     limit = torch.full_like(square, WHOLE_LIMIT)
     limit[used] = limit.new_tensor([ratio_limit(1.0, max(f, 0.5), WHOLE_LIMIT) for f in effective[used].tolist()])
-    spread = torch.where(used, all_variance.sqrt() / square, torch.ones_like(square))
+    spread = torch.where(used, (alike * all_variance).sqrt() / square, torch.ones_like(square))
     return _projection(total(units[OWN]), total(units[NEAREST]), square, spread, limit)
 
 

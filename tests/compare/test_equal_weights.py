@@ -58,6 +58,55 @@ def test_what_is_wrong_is_still_found(again):
     assert (j.passed, j.row) == (False, 7)
 
 
+def a_token_again_and_again(seed: int, *, rows: int = 512, heads: int = 2, width: int = 32) -> dict:
+    """Attention of one request whose states have settled: from row 48 on, one query, one key and one value."""
+    d = Draw(seed, torch.bfloat16)
+    q, keys, values = (d.act(rows, heads, width) for _ in range(3))
+    for x in (q, keys, values):
+        x[48:] = x[48]
+    owner, visible = torch.zeros(rows, dtype=torch.int64), torch.arange(1, rows + 1)
+    call = {"q": q, "keys": keys[None], "values": values[None], "owner": owner, "visible": visible}
+    return call | {"scale": width**-0.5}
+
+
+def flash(q, *, keys, values, owner, visible, scale, tile=16):
+    """A fused kernel of one request: weights are rounded tile by tile, relative to the largest score so far."""
+    s = torch.einsum("rhd,nhd->rhn", q.float(), keys[0].float()) * scale
+    s = s.masked_fill(torch.arange(s.shape[-1]) >= visible[:, None, None], float("-inf"))
+    most, total, y = s.new_full((*s.shape[:2], 1), -1e30), 0.0, 0.0
+    for at in range(0, s.shape[-1], tile):
+        part = s[..., at : at + tile]
+        larger = torch.maximum(most, part.amax(-1, keepdim=True))
+        p, shrunk, most = torch.exp(part - larger), torch.exp(most - larger), larger
+        total = total * shrunk + p.sum(-1, keepdim=True)
+        y = y * shrunk + torch.einsum("rhn,nhd->rhd", p.bfloat16().float(), values[0, at : at + tile].float())
+    return (y / total).to(q.dtype)
+
+
+def of_one_request(arguments: dict, y: torch.Tensor, seed: int):
+    return judge_compute(Replay(CONTRACTS["mla.attention"], arguments), (y,), PROFILES["bf16"], seed=seed)[0]
+
+
+@pytest.mark.parametrize("seed", [6, 9])
+def test_equal_queries_err_alike(seed):
+    """Catches 464 rows of one query that count as independent: a column's and a slope's limit were passed."""
+    arguments = a_token_again_and_again(seed)
+    j = of_one_request(arguments, flash(**arguments), seed)
+    assert j.passed, j.message
+
+
+def test_a_wrong_row_among_equal_queries_is_found():
+    """Catches limits so wide that a prompt of one token shows nothing: a large row, a large head."""
+    arguments = a_token_again_and_again(1)
+    y = flash(**arguments)
+    wrong = y.clone()
+    wrong[300] *= 1.02
+    j = of_one_request(arguments, wrong, 1)
+    assert (j.passed, j.row) == (False, 300)
+    y[:, 1] *= 1.02
+    assert not of_one_request(arguments, y, 1).passed
+
+
 def test_equal_values_round_alike_and_the_mean_is_kept():
     """Catches draws by place, a draw shared by all values, and a rounding that has a bias."""
     x = torch.rand(4096, dtype=torch.float64).repeat(2)
