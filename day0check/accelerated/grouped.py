@@ -24,12 +24,11 @@ def gqa(step: Step, at: Here, layer: int, x: Tensor, p: Gqa) -> Tensor:
     def split(rows: Tensor) -> tuple[Tensor, Tensor]:
         return rows.unflatten(-1, (-1, 2 * g.dim)).split(g.dim, -1)
 
-    covered = "kv.gather" in step.caller.covers("gqa.attention")
-    if step.prefix is not None and not covered:
+    if step.reads_pages("gqa.attention"):
+        given = {"pool": pool, "table": batch.table, "value_width": g.dim}
+    elif step.prefix is not None:
         y = attend(step, at, layer, q, split, scale=g.scale)
         return step.reduced(at, at("gqa.output", y.flatten(1), weight=p.output), "attention")
-    if covered:
-        given = {"pool": pool, "table": batch.table, "value_width": g.dim}
     else:
         where = {"table": batch.table, "owner": batch.every, "indices": batch.history}
         rows = at("kv.gather", pool, row_map=batch.requests, **where)

@@ -85,6 +85,12 @@ class Step:
             turns = {"positions": self.rotary, "sections": rope.sections}
         return at("rope.apply", x, site=site, theta=rope.theta, layout=layout, yarn=rope.yarn, **turns)
 
+    def reads_pages(self, attention: str) -> bool:
+        """Whether the operator `attention`, on all keys, gets pages in place of keys: a kernel that covers the gather
+        does, and needs no workspace for long prefixes, but where a schedule prescribes one they go through it."""
+        prescribed = self.prefix is not None and self.caches.prefix.prescribed
+        return not prescribed and "kv.gather" in self.caller.covers(attention)
+
     def page_slots(self) -> Tensor:
         """Flat slots of the step's rows, asked for once a step."""
         if self.slots is None:
@@ -216,7 +222,7 @@ def _dense(step: Step, at: Here, layer: int, q: Tensor, cache_scale: Tensor | No
         latents = records.given_back(at, rows, **form).unsqueeze(2)
         return latents, latents[..., :width]
 
-    if "kv.gather" in step.caller.covers("mla.attention"):
+    if step.reads_pages("mla.attention"):
         keys = {"pool": pool, "table": batch.table, "value_width": width}
     elif step.prefix is not None:
         return attend(step, at, layer, q, split, scale=scale)

@@ -39,7 +39,10 @@ class PrefixWorkspace:
     """Memory for `tokens` rows of the widest dense latent cache, allocated once for all layers.
 
     No tokens where no layer attends to a whole prefix. What it holds before anybody writes is `memory`, as of pools.
+    `prescribed`: whether a schedule asks for its size, so that even a kernel that reads pages itself gives way to it.
     """
+
+    prescribed = False
 
     def __init__(
         self, rows: Iterable[tuple[int, torch.dtype]], *, tokens: int, device: torch.device, memory: str = ""

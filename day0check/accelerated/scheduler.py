@@ -160,9 +160,11 @@ class Scheduler:
                 f"the longest request needs {need[0]} pages, there are {pages}", where="schedule.pages", todo="raise it"
             )
         tokens = schedule.prefix_workspace or min(default_tokens(schedule.chunk), pages * page)
-        return self.engine.caches(
+        caches = self.engine.caches(
             pages=pages, page=page, slots=batch, snapshots=snapshots, memory=schedule.memory, prefix_tokens=tokens
         )
+        caches.prefix.prescribed = schedule.prefix_workspace is not None
+        return caches
 
     def _next_arrival(self) -> int:
         """The step at which something happens while nothing runs."""

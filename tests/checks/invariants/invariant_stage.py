@@ -26,7 +26,7 @@ from day0check.worker.extra import TRAVELLING, compare_extra, make_run, runs_of
 from day0check.worker.job import Job, RunRecord, write_record
 from reference.weights import Checkpoint
 
-Break = tuple[str, Callable[..., Any]] | tuple[str, Callable[..., Any], str]
+Break = tuple[str, Callable[..., Any]] | tuple[str, Callable[..., Any], str] | Registration
 
 
 class Stage:
@@ -99,9 +99,13 @@ class Stage:
 
 
 def engine(model_dir: str, *breaks: Break) -> Accelerated:
-    """The accelerated path with operators wrapped: (name, function) or (name, function, phase)."""
+    """The accelerated path with operators wrapped: (name, function) or (name, function, phase), or as registered."""
     backend = Accelerated()
-    for name, function, *phase in breaks:
-        backend.operators().apply((Registration("wrap", name, function, phase[0] if phase else None),))
+    for given in breaks:
+        if isinstance(given, Registration):
+            backend.operators().apply((given,))
+        else:
+            name, function, *phase = given
+            backend.operators().apply((Registration("wrap", name, function, phase[0] if phase else None),))
     backend.load(model_dir, "bf16", "cpu", {})
     return backend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from invariant_stage import Stage
 
 from day0check.accelerated import layers, prefix_chunks
+from day0check.probe.registry import Registration
 
 
 def test_workspaces_of_every_size_give_the_same(prefixes: Stage, tmp_path):
@@ -94,3 +96,35 @@ def test_a_run_that_merges_nothing_says_nothing(prefixes: Stage, tmp_path, monke
     answer = prefixes.judge("prefix_workspace", tmp_path, only=("workspace-whole", "workspace-8"))
     assert answer.outcome.status == "not_run"
     assert "attended to whole" in answer.outcome.summary or "was not made" in answer.outcome.summary
+
+
+def reads_pages(q, *, pool, table, value_width, owner, visible, scale, window=None):
+    """A kernel of a user: it gathers its keys itself, and `window` of them at most."""
+    keys = pool[table[owner]].flatten(1, 2).float()
+    places = torch.arange(keys.shape[1])
+    hidden = places >= visible[:, None]
+    if window is not None:
+        hidden |= places < visible[:, None] - window
+    keys = keys.masked_fill(hidden[..., None], 0)
+    s = torch.einsum("rhd,rkd->rhk", q.float(), keys) * scale
+    p = s.masked_fill(hidden[:, None], -math.inf).softmax(-1).to(q.dtype).float()
+    return torch.einsum("rhk,rkd->rhd", p, keys[..., :value_width]).to(q.dtype)
+
+
+def in_place_of_dense(kernel) -> Registration:
+    return Registration("replace", "mla.attention", kernel, None, ("kv.gather", "mla.attention"))
+
+
+def test_a_kernel_that_reads_pages_itself_is_asked_too(prefixes: Stage, tmp_path):
+    """Would catch a check that cannot be asked where a healthy kernel covers the gather, so that nobody is ready."""
+    answer = prefixes.judge("prefix_workspace", tmp_path, in_place_of_dense(reads_pages), base=True, follow=True)
+    assert answer.outcome.status == "passed", answer.outcome.summary
+    assert answer.outcome.summary.startswith("5 runs")
+
+
+def test_a_kernel_that_forgets_what_lies_far_back_is_found(prefixes: Stage, tmp_path):
+    """Would catch parts that are held against nothing where the kernel on whole prefixes is a user's."""
+    forgetful = in_place_of_dense(functools.partial(reads_pages, window=30))
+    answer = prefixes.judge("prefix_workspace", tmp_path, forgetful, only=("workspace-whole", "workspace-9"))
+    assert answer.outcome.status == "failed", answer.outcome.summary
+    assert (answer.findings[0].operator, answer.findings[0].layer) == ("mla.merge", 2)
