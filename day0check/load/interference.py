@@ -25,6 +25,7 @@ FEWEST_COMPARED, MOST_COMPARED = 8, 16  # requests of a surge that are asked alo
 SURGE_SHARE = 0.25  # of the time that is left: what the next round, and what the comparison may take
 PATIENCE = 4.0  # times what a round is expected to take: a slow machine is no endpoint that forgets a request
 OVERFULL = 1.3  # of the cache, so that it is short for sure
+FULL, LONGER = 0.9, 3.0  # of the cache: so full nothing more is admitted, and answers must outgrow what is left
 LEFT_TOKENS = 1024  # of an answer whose client leaves
 SPARE_TOKENS = 64  # of a context: what a chat template may put around a prompt
 
@@ -177,11 +178,14 @@ def _fitting(asker: Asker, size: Size) -> Size:
 def grown(size: Size, peak: dict[str, float], *, seconds: float, room_s: float) -> Size | None:
     """The surge that would fill the cache, from how full this one of `seconds` made it; None when it cannot be told,
     would be too large, or would take more than `room_s`. Where requests had to wait for a place, more of them fill
-    nothing: they must be longer."""
+    nothing: they must be longer. Where it was full and nobody gave way, prompts had been admitted until the rest was
+    too small for one more, and their answers fitted into it: longer answers do not."""
     usage = peak.get("kv_usage")
     if not usage or "preemptions" not in peak:
         return None
-    growth = OVERFULL / usage if usage < 1 else OVERFULL
+    if usage >= FULL:
+        return Size(size.count, size.words, round(size.tokens * LONGER)) if LONGER * seconds <= room_s else None
+    growth = OVERFULL / usage
     if growth > MOST_GROWTH or growth * seconds > room_s:
         return None
     more = 1.0 if peak.get("waiting") else min(growth, MOST_AT_ONCE / size.count)

@@ -50,6 +50,16 @@ def test_a_surge_grows_by_what_it_lacks() -> None:
     assert both.words == 250
 
 
+@pytest.mark.parametrize("usage", [0.94, 1.0])
+def test_answers_outgrow_a_cache_that_prompts_have_filled(usage: float) -> None:
+    """Would catch a surge whose prompts fill the cache to the last page, round after round, and whose answers fit."""
+    peak = {"preemptions": 0.0, "kv_usage": usage, "waiting": 3.0}
+    more = grown(SIZE, peak, seconds=10.0, room_s=150.0)
+    assert (more.count, more.words) == (SIZE.count, SIZE.words)
+    assert more.tokens >= 2 * SIZE.tokens
+    assert grown(SIZE, peak, seconds=60.0, room_s=150.0) is None
+
+
 @pytest.mark.parametrize(
     ("peak", "seconds", "room_s"),
     [
@@ -87,8 +97,10 @@ def test_memory_is_made_to_run_short() -> None:
     assert "preemptions" in proof
     rounds = {key.partition(".")[0] for key in observed.under("surge/together")}
     assert len(rounds) > 1  # the first sixteen did not fill it
-    assert by_name(seen())["preemption"] == (False, "its counters show none with 16 requests at once, its cache was at "
-                                             "most 0% full")  # fmt: skip
+    exercised, proof = by_name(seen())["preemption"]
+    assert not exercised
+    assert "none with 16 requests at once, its cache was at most 0% full" in proof
+    assert "a smaller one would show it" in proof
 
 
 def test_long_prompts_come_while_answers_are_on_their_way() -> None:

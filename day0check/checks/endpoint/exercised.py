@@ -11,6 +11,7 @@ from day0check.checks.endpoint.compare import full_text
 from day0check.load.observed import Observed
 from day0check.load.records import Exchange
 
+FULL = 0.9  # of a cache: less than that, and nobody had to give way
 NO_COUNTERS = "it has no counters that could show it"
 
 
@@ -105,6 +106,7 @@ def _preempted(observed: Observed) -> Path:
         return Path(name, False, NO_COUNTERS)
     peaks = [c.values["kv_usage"] for c in observed.counters if c.label.startswith("peak_") and "kv_usage" in c.values]
     full = f", its cache was at most {max(peaks):.0%} full" if peaks else ""
+    full += "; a server started with a smaller one would show it" if peaks and max(peaks) < FULL else ""
     return Path(name, False, f"its counters show none with {most} requests at once{full}")
 
 
