@@ -59,6 +59,22 @@ def test_one_long_prompt_hardly_beyond_is_a_warning() -> None:
     assert found(table(parted(0.3), EQUAL), BESIDE) == [("changed", "blocker")]
 
 
+@pytest.mark.parametrize(
+    ("beside", "profile", "severity"),
+    [
+        ((moved(0.7), parted(1.1)), "bf16", "warning"),
+        ((moved(0.7), parted(1.1), moved(0.6)), "bf16", "blocker"),  # three of eight
+        ((moved(2.2),), "bf16", "blocker"),
+        ((parted(2.2),), "bf16", "blocker"),
+        ((moved(0.02),), "fp32", "blocker"),
+    ],
+)
+def test_a_few_prompts_whose_inner_choices_turn_are_a_warning(beside: tuple, profile: str, severity: str) -> None:
+    """Would catch a sound bf16 server that fails by an expert of one token, and a leak that passes for that."""
+    rows = table(*beside, *[EQUAL] * (8 - len(beside)))
+    assert found(rows, BESIDE, profile) == [("changed", severity)]
+
+
 def test_one_text_of_the_same_tokens() -> None:
     """Would catch two texts of the same tokens that pass as a tie."""
     assert found(table(Difference(None, None, 0.0, 3), EQUAL)) == [("surge", "blocker")]

@@ -34,6 +34,7 @@ WORDS = {  # (pattern of a changed answer, how it was asked)
     "warm prefix": ("warm prefix", "the second time, when their prefix may come from a cache, than the first"),
     SURGE: (SURGE, "among many long requests, when memory may run short, than alone"),
 }
+MOST_TURNED, TURNED = 0.25, 2.0  # of the prompts; nats that a choice inside the model may move a token
 NOISES = 8.0  # a change within this many of the largest change between sequential repeats is their noise
 
 
@@ -172,7 +173,7 @@ def _changed(table: tuple[Row, ...], observed: Observed, way: str) -> list[Findi
     wrong = [r for r in steady if limits.broken_by(r, observed.profile)]
     other = [r for r in steady if r not in wrong and not r.beside.same_text]
     if wrong:
-        return [_wrong(wrong, limits, observed.profile, way, noise)]
+        return [_wrong(wrong, limits, observed.profile, way, noise, asked=len({r.prompt for r in table}))]
     if not other:
         return []
     pattern, how = WORDS[way]
@@ -180,24 +181,34 @@ def _changed(table: tuple[Row, ...], observed: Observed, way: str) -> list[Findi
     known = first.beside.delta is not None
     why = "at near-ties, as rounding can" if known else "and without log-probabilities ties cannot be told from faults"
     message = (
-        f"{len({r.prompt for r in other})} prompts get other texts {how}, {why}: "
+        f"{_prompts(len({r.prompt for r in other}), 'gets another text', 'get other texts')} {how}, {why}: "
         f"{first.label!r} {_in_words(first.beside)}"
     )
     name = "ties" if way == BESIDE else f"ties, {pattern}"
     return [_finding(name, message, first, other, limits.delta, severity="note" if known else "warning")]
 
 
-def _wrong(wrong: list[Row], limits: Limits, profile: str, way: str, noise: float) -> Finding:
-    """A single long prompt that is hardly beyond its limit may be chance among many: a warning."""
+def _wrong(wrong: list[Row], limits: Limits, profile: str, way: str, noise: float, *, asked: int) -> Finding:
+    """A single long prompt that is hardly beyond its limit may be chance among many: a warning. So are a few prompts
+    in a lower precision, where the sums of a batch are rounded otherwise and a choice inside the model (an expert, a
+    key) can turn: that moves a token by more than rounding, and not by as much as another request's content does."""
     pattern, how = WORDS[way]
     prompts = len({r.prompt for r in wrong})
     first = max(wrong, key=limits.excess)
     again = "the same beside one other" if way == SURGE else "sequential repeats"
     message = (
-        f"{prompts} prompts are answered otherwise {how}, more than rounding in {profile} explains: {first.label!r} "
-        f"{_in_words(first.beside)}; {again} {'are equal' if noise == 0 else f'move by {noise:.3g}'}"
+        f"{_prompts(prompts, 'is', 'are')} answered otherwise {how}, more than rounding in {profile} explains: "
+        f"{first.label!r} {_in_words(first.beside)}; {again} {'are equal' if noise == 0 else f'move by {noise:.3g}'}"
     )
-    doubtful = way != BESIDE and prompts == 1 and 1 < limits.excess(first) <= 2
+    doubtful = prompts == 1 and 1 < limits.excess(first) <= 2
+    if way == BESIDE:
+        few = profile != "fp32" and prompts <= MOST_TURNED * asked
+        doubtful = few and all(max(r.beside.delta or 0.0, r.beside.margin or 0.0) <= TURNED for r in wrong)
+        if doubtful:
+            message += (
+                "; a choice inside the model, as of an expert, that falls otherwise in a batch can do that, too: see "
+                "whether other prompts (--seed) change, or the same in float32"
+            )
     return _finding(pattern, message, first, wrong, limits.delta, severity="warning" if doubtful else "blocker")
 
 
@@ -209,6 +220,10 @@ def _finding(pattern: str, message: str, first: Row, members: list[Row], limit: 
     return found(
         NAME, pattern, message, label=first.label, value=first.beside.delta, limit=limit, rows=table[:32], **more
     )
+
+
+def _prompts(count: int, one: str, many: str) -> str:
+    return f"{count} prompt {one}" if count == 1 else f"{count} prompts {many}"
 
 
 def _in_words(beside: Difference) -> str:

@@ -28,7 +28,7 @@ def judge(observed: Observed) -> Answer:
             findings.setdefault(finding.id, finding)
             counts[finding.id] = counts.get(finding.id, 0) + 1
     tokens = sum(len(e.answer.tokens) for e in seen)
-    summary = f"log-probabilities of {tokens} tokens in {len(seen)} answers can be"
+    summary = f"log-probabilities of {tokens} tokens in {len(seen)} answers are possible ones"
     if not seen:
         summary = "no answer came with log-probabilities"
     return answered(NAME, list(findings.values()), summary, not_run="" if observed.exchanges else "nothing was asked")

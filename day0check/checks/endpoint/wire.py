@@ -105,9 +105,8 @@ def _repeats(pairs: list[tuple[Exchange, Exchange]], observed: Observed) -> list
     apart = difference(one.answer, two.answer)
     limit = MARGIN_LIMITS.get(observed.profile, OTHER_MARGIN)
     why = f" at a choice that was clear by {apart.margin:.3g} nats" if clear and apart.margin is not None else ""
-    message = (
-        f"{len(pairs)} prompts get another answer when asked again alone at temperature 0, {two.label!r} first{why}"
-    )
+    who = "1 prompt gets" if len(pairs) == 1 else f"{len(pairs)} prompts get"
+    message = f"{who} another answer when asked again alone at temperature 0, {two.label!r} first{why}"
     return [
         found(
             NAME,
