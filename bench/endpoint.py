@@ -64,12 +64,18 @@ async def ours(url: str, requests: int, seed: int) -> Load:
 
 
 async def _words(client: Client, dialect: asks.Dialect, seed: int) -> int:
-    """How many words make a prompt of the wanted length, by what the server counts."""
-    counts = {}
-    for words in (8, 40):
-        body = asks.ask(dialect, unique(-100 - words, seed=seed, words=words), max_tokens=1)
-        counts[words] = (await client.ask("count", dialect.path, body)).answer.usage.prompt_tokens
-    return max(1, round(8 + (PROMPT_TOKENS - counts[8]) * 32 / (counts[40] - counts[8])))
+    """How many words make a prompt of the wanted length, by what the server counts.
+
+    As there, the length is that of the words; the chat template comes on top.
+    """
+
+    async def counted(prompt: str) -> int:
+        body = asks.ask(dialect, prompt, max_tokens=1)
+        return (await client.ask("count", dialect.path, body)).answer.usage.prompt_tokens
+
+    template = await counted("a") - 1
+    few, many = [await counted(unique(-100 - words, seed=seed, words=words)) for words in (8, 40)]
+    return max(1, round(8 + (PROMPT_TOKENS + template - few) * 32 / (many - few)))
 
 
 def by_their_definitions(load: Load) -> Figures:
