@@ -32,7 +32,10 @@ def judge_turns(observed: Observed) -> Answer:
         return answered(TURNS, [found(TURNS, "history ignored", text, label="turns/b")], text)
     if equal is None:
         return answered(
-            TURNS, (), "", not_run="both histories got one answer, and without log-probabilities that can be"
+            TURNS,
+            (),
+            "",
+            not_run="both histories got one answer, which can be right: without log-probabilities nothing tells",
         )
     return answered(TURNS, (), "answers depend on the earlier turns")
 
@@ -62,7 +65,8 @@ def judge_images(observed: Observed, *, sees: bool | None = None) -> Answer:
         )
         return answered(IMAGES, [found(IMAGES, "same answer", text, label="image/b")], text)
     if equal is None:
-        return answered(IMAGES, (), "", not_run="both images got one answer, and without log-probabilities that can be")
+        same = "both images got one answer, which can be right: without log-probabilities nothing tells"
+        return answered(IMAGES, (), "", not_run=same)
     apart = difference(a.answer, again.answer)
     if not apart.same_text and full_text(again.answer) == full_text(b.answer):
         text = "the first image, sent again, gets the answer of the image between"

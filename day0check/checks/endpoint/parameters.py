@@ -144,7 +144,9 @@ def _stop(observed: Observed, exchange: Exchange) -> Parameter:
         return Parameter("ignored", f"the text goes on after {stop!a}", exchange.label)
     if not whole.startswith(text[: whole.find(stop)]):
         return Parameter("undetermined")  # another answer altogether: the check of repeats says so
-    return Parameter("wrong", f"at {stop!a} the text ends with {shown(text, max(0, len(text) - 12))}", exchange.label)
+    return Parameter(
+        "wrong", f"asked to stop at {stop!a}, the text ends with {shown(text, max(0, len(text) - 12))}", exchange.label
+    )
 
 
 def _temperature(observed: Observed, exchange: Exchange) -> Parameter:
