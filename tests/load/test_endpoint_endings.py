@@ -123,7 +123,7 @@ def test_a_signal_in_the_load_loses_nothing(number: int, tmp_path: Path) -> None
     command = [sys.executable, "-m", "day0check.cli", "endpoint", "--out", str(tmp_path / "run"), "--part", "speed"]
     command += ["--part", "wire", "--concurrency", "1,2", "--requests", "24"]
     with (
-        serving(Endpoint(delay_s=0.003)) as url,
+        serving(endpoint := Endpoint(delay_s=0.003)) as url,
         subprocess.Popen(
             [*command, "--url", url],
             stderr=subprocess.PIPE,
@@ -137,7 +137,10 @@ def test_a_signal_in_the_load_loses_nothing(number: int, tmp_path: Path) -> None
             assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(0.01)
-        time.sleep(0.25)  # into the next phase
+        begun = endpoint.requests
+        while endpoint.requests < begun + 5:  # two at once: some of the next phase have ended
+            assert time.monotonic() < end
+            time.sleep(0.001)
         process.send_signal(number)
         message = process.communicate(timeout=WAIT_S)[1]
     assert process.returncode == INTERRUPTED
