@@ -14,11 +14,11 @@ def judge(evidence: Evidence) -> Answer:
     if evidence.costs is None:
         reason = "the sweep over lengths was not made" if evidence.finished else "the candidate did not finish the case"
         return answer(NAME, evidence, "not_run", reason)
+    if evidence.costs.recompiled:
+        return answer(NAME, evidence, "failed", recompilations(evidence.costs), (_recompiled(evidence.costs),))
     if evidence.costs.missing:
         return answer(NAME, evidence, "not_run", evidence.costs.missing)
     measures = (*judge_costs(evidence.costs), *index_keys_written(evidence.measures))
-    if evidence.costs.recompiled:
-        return answer(NAME, evidence, "failed", recompilations(evidence.costs), (_recompiled(evidence.costs),))
     return answer_from(NAME, measures, evidence, nothing="no operator of the candidate has a cost model")
 
 

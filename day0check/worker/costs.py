@@ -28,6 +28,10 @@ LONGEST, SHORTEST, RATIO = 2048, 32, 2**0.5
 BATCHES, BATCH_LENGTH = (1, 2, 4, 8), 128
 STEPS = 3  # decode steps of a point, of which the last is kept
 REPEATS = 2
+UNCOUNTED = (
+    "memory and work of graphs that torch.compile made cannot be counted, only that none is made after warm-up was "
+    "seen; for the rest run the case without --compile"
+)
 
 Run = Callable[[tuple[Request, ...], Schedule, Recorder], Outputs]
 
@@ -162,35 +166,41 @@ class Clock(Observer):
 
 
 def measure_costs(run: Run, case: RunCase, directory: Path, *, positions: int, device: str) -> None:
-    """Makes the sweep and writes costs.jsonl into `directory`. What the candidate raises passes through."""
-    lines: list[CostLine] = []
-    recompiled = []
+    """Makes the sweep and writes costs.jsonl into `directory`. What the candidate raises passes through.
+
+    Graphs of torch.compile do not run under counters, nor do counters see what they allocate: of a candidate that has
+    any, the sweep shows at which points it makes more of them.
+    """
     points = points_of(case, positions=positions)
     _warm_up(points, run)
-
-    def measure(point: Point, *, near: bool = False) -> None:
-        before = compiled_graphs()
-        if near:  # what is compiled for a block of one row is compiled here: nothing can be under counters
-            run(point.requests, point.schedule, Recorder())
-        found = _lines_of(point, run, device, repeats=0 if near else REPEATS)
-        lines.extend(replace(line, sweep=NEAR + line.sweep) if near else line for line in found)
-        if compiled_graphs() > before and not near:
-            recompiled.append((point.sweep, point.size, compiled_graphs() - before))
-
-    for point in points:
-        measure(point)
+    if compiled_graphs():
+        write_costs(directory, Costs(missing=UNCOUNTED, recompiled=_compiled_anew(points, run)))
+        return
+    lines = [line for point in points for line in _lines_of(point, run, device, repeats=REPEATS)]
     asked: list[tuple[str, int]] = []
     while len(asked) < MOST_SIZES and (place := Steps(lines).next_size(asked)) is not None:
         asked.append(place)
-        measure(point_of(case, *place, positions=positions), near=True)
-    write_costs(directory, Costs(tuple(lines), copy_roof(device), recompiled=tuple(recompiled)))
+        near = _lines_of(point_of(case, *place, positions=positions), run, device, repeats=0)
+        lines.extend(replace(line, sweep=NEAR + line.sweep) for line in near)
+    write_costs(directory, Costs(tuple(lines), copy_roof(device)))
+
+
+def _compiled_anew(points: Sequence[Point], run: Run) -> tuple[tuple[str, int, int], ...]:
+    """(sweep, size, graphs) of the points at which graphs are compiled that warm-up has not made."""
+    found = []
+    for point in points:
+        before = compiled_graphs()
+        run(point.requests, point.schedule, Recorder([Observer()]))  # observed: each operator is a call
+        if compiled_graphs() > before:
+            found.append((point.sweep, point.size, compiled_graphs() - before))
+    return tuple(found)
 
 
 def _warm_up(points: Sequence[Point], run: Run) -> None:
     """Two lengths and two batches: what is compiled for shapes that may change has seen all that it needs."""
     for sweep in ("length", "batch"):
         for point in [p for p in points if p.sweep == sweep][1:3]:
-            run(point.requests, point.schedule, Recorder())
+            run(point.requests, point.schedule, Recorder([Observer()]))
 
 
 def _lines_of(point: Point, run: Run, device: str, *, repeats: int) -> Iterator[CostLine]:
