@@ -14,7 +14,6 @@ import struct
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ __all__ = [
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-KEPT_OPEN_BYTES = 64 * 2**20  # what is mapped counts as resident, so larger files are closed after each tensor
 HEADER_LIMIT_BYTES = 100_000_000  # the format's own limit
 DTYPES = {
     "F64": torch.float64,
@@ -223,21 +221,12 @@ def fits(name: str, shape: tuple[int, ...], stored: Stored) -> bool:
 def read_tensor(name: str, *, file: str | os.PathLike[str]) -> torch.Tensor:
     """The tensor stored as `name` in the safetensors `file`, on the CPU. Raises CheckpointError."""
     try:
-        status = Path(file).stat()
-        if status.st_size <= KEPT_OPEN_BYTES:
-            return _opened(str(file), status.st_ino, status.st_size, status.st_mtime_ns).get_tensor(name)
         with safe_open(str(file), framework="pt", device="cpu") as opened:
             return opened.get_tensor(name)
     except (SafetensorError, OSError, KeyError) as error:
         raise CheckpointError(
             f"tensor {name!r} cannot be read: {error}", where=str(file), todo=_DOWNLOAD_AGAIN
         ) from error
-
-
-@lru_cache(maxsize=4)
-def _opened(file: str, *_: int) -> Any:
-    """A small safetensors file left open until it is another one: reading its header takes longer than most tensors."""
-    return safe_open(file, framework="pt", device="cpu")
 
 
 def place_tensor(tensor: torch.Tensor, *, transpose: bool | None = None) -> torch.Tensor:
