@@ -164,7 +164,11 @@ def terminate_as_interrupt() -> Iterator[None]:
         return
 
     def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+        as_ctrl_c = signal.getsignal(signal.SIGINT)
+        if callable(as_ctrl_c):  # a running event loop has its own way; raised in a task it leaves a traceback
+            as_ctrl_c(number, frame)
+        else:
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
