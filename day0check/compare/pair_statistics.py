@@ -1,8 +1,8 @@
 """All statistics of a pair of stored tensors in one pass over both, block by block: bounded memory, any float format.
 
 With numba (the extra `fast`) one compiled loop of one thread reads each element once; without it torch does the same on
-all of its threads, on blocks that stay in the cache. Legend: R rows, C channels (everything behind the first axis). The
-oracle is `b`.
+all of its threads (E4M3 on a CPU: numpy on one), on blocks that stay in the cache. Legend: R rows, C channels
+(everything behind the first axis). The oracle is `b`.
 """
 
 from __future__ import annotations

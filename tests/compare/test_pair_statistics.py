@@ -146,6 +146,18 @@ def test_one_code_that_differs_is_found_wherever_it_lies(at, fast):
     assert found.row_error.nonzero().flatten().tolist() == [at[0]]
 
 
+@pytest.mark.parametrize("fast", WAYS)
+@pytest.mark.parametrize("side", [0, 1])
+def test_one_code_that_is_no_number_is_odd_where_all_else_is_equal(side, fast):
+    """Catches a NaN of one side that is looked for on the other alone where few codes differ."""
+    codes = torch.ones(2, 5, 3008).to(torch.float8_e4m3fn)
+    codes[0, 1, 7] = 2.0
+    codes[side, 3, 1001] = torch.nan
+    found = pair_statistics(*codes, fast=fast)
+    assert (found.error, found.product, found.largest, found.odd) == (1.0, 1.0, 1.0, 1)
+    assert found.row_signal.tolist() == [3008.0, 3008.0, 3008.0, 3007.0, 3008.0]
+
+
 @given(
     st.integers(1, 40),
     st.integers(1, 60),
@@ -172,6 +184,21 @@ def test_codes_by_torch_whatever_their_number_their_place_and_how_many_differ(ro
     assert found.product == pytest.approx(float((e * o).sum()), rel=1e-3, abs=1e-5 * found.signal)
     assert found.largest == float(e.abs().max())
     assert found.odd == int((~finite & (a.view(torch.uint8) != b.view(torch.uint8))).sum())
+
+
+@pytest.mark.parametrize("width", [32, 33])
+@pytest.mark.parametrize("share", [0.02, 1.0])
+def test_zeros_of_either_sign_have_no_error_and_the_least_number_has_one(width, share):
+    """Catches a sign that is taken for a bit of the number, and a subnormal that becomes nothing, on both ways."""
+    codes = torch.zeros(2, 40 * width, dtype=torch.uint8)
+    codes[0, : int(share * codes.shape[1])] = 0x80
+    a, b = (c.view(torch.float8_e4m3fn).view(40, width) for c in codes)
+    found = pair_statistics(a, b, fast=False)
+    assert (found.error, found.signal, found.largest, found.odd) == (0.0, 0.0, 0.0, 0)
+    codes[0, 5], codes[1, 5], codes[1, width + 4] = 0x81, 0x01, 0x82
+    found, square = pair_statistics(a, b, fast=False), 2.0**-18
+    assert (found.error, found.signal, found.product, found.largest) == (8 * square, 5 * square, -6 * square, 2.0**-8)
+    assert found.row_error[:2].tolist() == [4 * square, 4 * square]
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
