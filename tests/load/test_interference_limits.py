@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from day0check.checks.endpoint import interference
 from day0check.checks.endpoint.compare import Difference
 from day0check.checks.endpoint.interference import BESIDE, SURGE, Row, _changed
 from day0check.load.observed import Observed
@@ -73,6 +74,15 @@ def test_a_few_prompts_whose_inner_choices_turn_are_a_warning(beside: tuple, pro
     """Would catch a sound bf16 server that fails by an expert of one token, and a leak that passes for that."""
     rows = table(*beside, *[EQUAL] * (8 - len(beside)))
     assert found(rows, BESIDE, profile) == [("changed", severity)]
+
+
+@pytest.mark.parametrize(("changed", "status"), [(moved(0.7), "not_run"), (parted(0.1), "passed")])
+def test_what_is_no_blocker_is_not_passed_either(changed: Difference, status: str, monkeypatch) -> None:
+    """Would catch a leak of that size that is called ready, and near-ties of a sound server that decide nothing."""
+    monkeypatch.setattr(interference, "rows", lambda _: table(changed, *[EQUAL] * 7))
+    monkeypatch.setattr(interference, "most_at_once", lambda _: 8)
+    observed = Observed("m", "chat", ("interference",), profile="bf16")
+    assert interference.judge(observed).outcome.status == status
 
 
 def test_one_text_of_the_same_tokens() -> None:

@@ -94,7 +94,8 @@ def judge(observed: Observed) -> Answer:
     sequential repeats explain; a tie that fell the other way is a warning."""
     together = observed.under("together")
     table = rows(observed)
-    findings = [*_leaks(observed), *_changed(table, observed, BESIDE)]
+    beside = _changed(table, observed, BESIDE)
+    findings = [*_leaks(observed), *beside]
     for way, members in further_rows(observed, table).items():
         findings += _changed(members, observed, way)
     overlap = most_at_once([e for e in together.values() if e.good])
@@ -104,9 +105,17 @@ def judge(observed: Observed) -> Answer:
         not_run = f"{len(table)} of {len(together)} prompts were answered alone and beside others, {busy} refused"
     elif overlap < FEWEST:
         not_run = "no two requests were in flight together, so nothing was beside anything"
+    else:
+        not_run = _undecided(beside)
     proof = ", ".join(path.words for path in paths(observed))
     summary = f"{len(table)} answers beside others are those alone, but for near-ties that are told; {proof}"
     return answered(NAME, findings, summary, not_run=not_run)
+
+
+def _undecided(beside: list[Finding]) -> str:
+    """Why nothing is decided of answers beside others: what changed is more than rounding and too little to accuse."""
+    changed = [f for f in beside if f.severity == "warning" and f.evidence["pattern"] == WORDS[BESIDE][0]]
+    return f"neither rounding nor a fault is shown: {changed[0].message}" if changed else ""
 
 
 def _leaks(observed: Observed) -> list[Finding]:
@@ -191,7 +200,8 @@ def _changed(table: tuple[Row, ...], observed: Observed, way: str) -> list[Findi
 def _wrong(wrong: list[Row], limits: Limits, profile: str, way: str, noise: float, *, asked: int) -> Finding:
     """A single long prompt that is hardly beyond its limit may be chance among many: a warning. So are a few prompts
     in a lower precision, where the sums of a batch are rounded otherwise and a choice inside the model (an expert, a
-    key) can turn: that moves a token by more than rounding, and not by as much as another request's content does."""
+    key) can turn: that moves a token by more than rounding, and not by as much as another request's content does. A
+    fault can move as little, so that the check is then undecided."""
     pattern, how = WORDS[way]
     prompts = len({r.prompt for r in wrong})
     first = max(wrong, key=limits.excess)
