@@ -117,9 +117,7 @@ def partition(
         workspace = prefix_tokens
     fixed = slots * sizes.state + workspace * sizes.prefix_row
     blocks = snapshot_blocks or 1
-    per_blocks = blocks * sizes.page + (
-        sizes.state if snapshot_blocks else 0
-    )  # bytes of so many pages, in whole numbers
+    per_blocks = blocks * sizes.page + (sizes.state if snapshot_blocks else 0)  # in whole numbers: no page is lost
     if cache_bytes is not None:
         left = cache_bytes - fixed
         pages = min(left * blocks // per_blocks if per_blocks and left > 0 else 0, pages or (1 << 62))

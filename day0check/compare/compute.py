@@ -220,7 +220,7 @@ def inner_variance(replay: Replay, points: Mapping[str, str]) -> torch.Tensor | 
         return None  # experts of a full-size layer: the fit to the replicates has to do
     dtype = points[at]
 
-    alike: list[bool] = []
+    together: list[bool] = []
 
     def spread(value: torch.Tensor) -> torch.Tensor:
         return torch.where(random_variance(value, dtype) > 0, ulp(value.contiguous(), dtype).square() / 6, 0.0)
@@ -229,7 +229,7 @@ def inner_variance(replay: Replay, points: Mapping[str, str]) -> torch.Tensor | 
         if point != at:
             return value
         if at in WEIGHTS:
-            alike.append(bool(largest_alike(value, spread(value), dtype).any()))
+            together.append(bool(largest_alike(value, spread(value), dtype).any()))
         return spread(value)
 
     def deviation(point: str, value: torch.Tensor) -> torch.Tensor:
@@ -237,10 +237,10 @@ def inner_variance(replay: Replay, points: Mapping[str, str]) -> torch.Tensor | 
 
     if name == "dsa.attention":
         independent = _weighted(variance, **arguments, of=torch.square)
-        return independent + _weighted(deviation, **arguments).square() if any(alike) else independent
+        return independent + _weighted(deviation, **arguments).square() if any(together) else independent
     plain = _decoded(replay, matrix)
     independent = replay.changed(**{matrix: plain.square()}, **dict.fromkeys(dropped)).run(variance)[0]
-    return independent + replay.run(deviation)[0].square() if any(alike) else independent
+    return independent + replay.run(deviation)[0].square() if any(together) else independent
 
 
 def _quantised(replay: Replay, block: str, mode: Mode, generator: torch.Generator | None) -> Replay:

@@ -1,5 +1,6 @@
 """The fast path's operators against their definitions, written out row by row."""
 
+import itertools
 import inspect
 
 import pytest
@@ -292,7 +293,7 @@ def test_attention_in_parts_is_attention(seed, cuts, shared):
         TABLE["mla.partial"](
             q, keys=keys[:, a:b], values=keys[:, a:b, :, :4], visible=(visible - a).clamp(0, b - a), **given
         )
-        for a, b in zip(edges, edges[1:], strict=False)
+        for a, b in itertools.pairwise(edges)
     ]
     y, lse = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
     whole = TABLE["mla.attention"](q, keys=keys, values=keys[..., :4], visible=visible, **given)

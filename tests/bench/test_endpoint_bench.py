@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from bench.endpoint import OUTPUT_TOKENS, run_guidellm
 
 WRITES_WHERE_IT_STANDS = "#!/bin/sh\necho '{}' > benchmarks.json\necho x > benchmarks.csv\n"

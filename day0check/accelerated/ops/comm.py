@@ -20,7 +20,7 @@ def all_reduce(parts: Tensor) -> Tensor:
 
 
 def reduce_scatter(parts: Tensor) -> Tensor:
-    """Sum over the ranks of the parts of this rank's own rows, as in `all_reduce`: [own rows, N, D] -> [own rows, D]."""
+    """Sum over the ranks of the parts of this rank's own rows, as `all_reduce`: [own rows, N, D] -> [own rows, D]."""
     return wide(parts).sum(1).to(parts.dtype)
 
 
