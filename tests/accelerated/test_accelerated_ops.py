@@ -1,7 +1,7 @@
 """The fast path's operators against their definitions, written out row by row."""
 
-import itertools
 import inspect
+import itertools
 
 import pytest
 import torch
