@@ -102,7 +102,7 @@ class Sides:
         self.device, self.context, self.config = device, context, checkpoint.config
         self.engine = Engine(checkpoint, dtype=torch.float32, device=device)
         self.model = Model(checkpoint, dtype=torch.float32, device=str(device), kept_bytes=8 << 30)
-        self.table = compiled(TABLE) if compiling else TABLE
+        self.table = compiled(TABLE, {}) if compiling else TABLE
         self.operators = Operators(self.table, weights=WEIGHTS, pools=("kv", "index", "state"))
         self.graphs: OneRowStep | None = None
         self.pages = tuple(range(-(-(context + 64) // PAGE)))

@@ -26,11 +26,20 @@ from day0check.accelerated.ops.arithmetic import by_owner, split_rows, wide
 from day0check.accelerated.ops.spine import gated
 from day0check.errors import Unavailable
 
+RESIDUAL_AND_NORM, GATE_AND_ACTIVATION, SCORE_AND_MAXIMA = GROUPS = (
+    "residual + norm",
+    "gate + activation",
+    "index score + block maxima",
+)
+Calls = dict[str, int]  # of each group, so far
+
 
 class Handed:
-    """What one operator hands to the next beside its result: good for that very tensor, as long as it is unchanged."""
+    """What one operator hands to the next beside its result: good for that very tensor, as long as it is unchanged.
+    What is taken is counted as a call of the `group`."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: str, calls: Calls) -> None:
+        self._group, self._calls = group, calls
         self._latest: tuple[weakref.ref[Tensor], int, Tensor] | None = None
 
     def give(self, result: Tensor, beside: Tensor) -> Tensor:
@@ -42,6 +51,7 @@ class Handed:
         latest = self._latest
         if latest is None or latest[0]() is not tensor or latest[1] != tensor._version:
             return None
+        self._calls[self._group] += 1
         return latest[2]
 
 
@@ -111,14 +121,16 @@ PLAIN: dict[str, Callable[..., Any]] = {
 }
 
 
-def compiled(table: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """`table` with the operators of the fused groups compiled; nothing is compiled before it is called."""
+def compiled(table: Mapping[str, Callable[..., Any]], calls: Calls) -> dict[str, Callable[..., Any]]:
+    """`table` with the operators of the fused groups compiled, which count their `calls`; nothing is compiled before
+    it is called."""
+    calls |= dict.fromkeys(GROUPS, 0)
     options = {"emulate_precision_casts": True}  # a result that is rounded is used as rounded inside a graph, too
     made = {
         name: torch.compile(function, dynamic=True, fullgraph=True, options=options) for name, function in PLAIN.items()
     }
-    mlps = {name: _quantised_apart(table[name], made[name]) for name in ("mlp.dense", "moe.shared")}
-    return {**table, **mlps, **_residual_and_norm(made), **_score_and_maxima(made, table)}
+    mlps = {name: _quantised_apart(table[name], made[name], calls) for name in ("mlp.dense", "moe.shared")}
+    return {**table, **mlps, **_residual_and_norm(made, calls), **_score_and_maxima(made, table, calls)}
 
 
 def one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,8 +138,8 @@ def one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False, fullgraph=True)
 
 
-def _residual_and_norm(made: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    squares = Handed()
+def _residual_and_norm(made: Mapping[str, Callable[..., Any]], calls: Calls) -> dict[str, Callable[..., Any]]:
+    squares = Handed(RESIDUAL_AND_NORM, calls)
 
     def mix(sources: Tensor, **keywords: Any) -> Tensor:
         return squares.give(*made["residual.mix"](sources, **keywords))
@@ -145,9 +157,9 @@ def _residual_and_norm(made: Mapping[str, Callable[..., Any]]) -> dict[str, Call
 
 
 def _score_and_maxima(
-    made: Mapping[str, Callable[..., Any]], table: Mapping[str, Callable[..., Any]]
+    made: Mapping[str, Callable[..., Any]], table: Mapping[str, Callable[..., Any]], calls: Calls
 ) -> dict[str, Callable[..., Any]]:
-    maxima = Handed()
+    maxima = Handed(SCORE_AND_MAXIMA, calls)
 
     def score(q: Tensor, *, weights: Tensor, keys: Tensor, owner: Tensor, scale: float) -> Tensor:
         """As `ops.index.score`, a block of rows of one request at a time."""
@@ -174,13 +186,15 @@ def _score_and_maxima(
     return {"dsa.score": score, "dsa.select": select}
 
 
-def _quantised_apart(plain: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
+def _quantised_apart(plain: Callable[..., Any], made: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
     """The compiled operator; calls on quantised rows go to the plain one."""
 
     def call(first: Tensor, **keywords: Any) -> Any:
-        return (plain if keywords.get("x_scale") is not None else made)(
-            first, **{name: value for name, value in keywords.items() if name != "x_scale" or value is not None}
-        )
+        if keywords.get("x_scale") is not None:
+            return plain(first, **keywords)
+        keywords.pop("x_scale", None)
+        calls[GATE_AND_ACTIVATION] += 1
+        return made(first, **keywords)
 
     return call
 

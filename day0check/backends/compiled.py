@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from day0check.accelerated.compiled import check_compiler, compiled, one_graph
+from day0check.accelerated.compiled import GROUPS, check_compiler, compiled, one_graph
 from day0check.accelerated.one_row_step import OneRowStep
 from day0check.accelerated.ops import TABLE, WEIGHTS
 from day0check.backends.accelerated import Accelerated, find_device
@@ -21,8 +21,9 @@ class Compiled(Accelerated):
 
     def __init__(self) -> None:
         super().__init__()
-        self._table = compiled(TABLE)
-        self._operators = Operators(self._table, weights=WEIGHTS, pools=("kv", "index", "state"))
+        self._fused: dict[str, int] = {}
+        self._table = compiled(TABLE, self._fused)
+        self._operators = Operators(self._table, weights=WEIGHTS, pools=("kv", "index", "state"), fused=self._fused)
 
     def load(self, model_dir: str, profile: str, device: str, layout: dict[str, Any]) -> None:
         """As `Accelerated.load`; raises Unavailable where there is no compiler, too."""
@@ -33,6 +34,7 @@ class Compiled(Accelerated):
         if step.possible:
             self._engine.one_row = step
             self._warm_up((5,), (70,))
+        self._fused |= dict.fromkeys(GROUPS, 0)
 
     def _warm_up(self, *batches: tuple[int, ...]) -> None:
         """Runs prompts of these lengths, each batch together."""

@@ -88,15 +88,19 @@ def _with_case(finding: Finding, case: str) -> Finding:
 
 
 def measured(results: Sequence[CaseResult]) -> dict[str, Any]:
-    """Seconds and bytes of every case, judging included; the candidate's own times are in its timing.jsonl."""
+    """Seconds and bytes of every case, judging included; the candidate's own times are in its timing.jsonl. `fused`:
+    calls of each group of operators that the candidate ran as one, where it has any."""
     cases: dict[str, Any] = {}
+    fused: dict[str, int] = {}
     for result in results:
         row: dict[str, Any] = {"load": load_shape(result.case)}
         for role, record in (("candidate", result.candidate), ("reference", result.reference)):
             if record is not None:
                 row[role] = {"seconds": record.seconds, "peak_rss_bytes": record.peak_rss_bytes}
         cases[result.case.id] = row
-    return {"cases": cases}
+        for group, so_far in result.candidate.fused.items():
+            fused[group] = max(fused.get(group, 0), so_far)  # a process counts on from case to case
+    return {"cases": cases, **({"fused": fused} if fused else {})}
 
 
 def moment() -> str:

@@ -156,6 +156,7 @@ class Operators:
 
     `base` maps each operator name to its function; `apply` lays the registrations of an operators file over it.
     `weights`: the keywords of each operator that `prepare` may repack; `pools`: the pools whose layout may be owned.
+    `fused`: calls so far of each group of operators that run as one, the backend's own and those that a file covers.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class Operators:
         *,
         weights: Optional[Mapping[str, Tuple[str, ...]]] = None,
         pools: Tuple[str, ...] = (),
+        fused: Optional[Dict[str, int]] = None,
     ) -> None:
         self._table: Dict[Tuple[str, Optional[str]], Function] = {(n, None): f for n, f in base.items()}
         self._covers: Dict[Tuple[str, Optional[str]], Tuple[str, ...]] = {}
@@ -173,6 +175,7 @@ class Operators:
         self.layouts: Dict[str, Any] = {}
         self.preparers: Dict[str, Function] = {}
         self.replaced: Tuple[str, ...] = ()
+        self.fused: Dict[str, int] = {} if fused is None else fused
 
     def names(self) -> Tuple[str, ...]:
         return tuple(sorted({name for name, _ in self._table}))
@@ -192,10 +195,22 @@ class Operators:
                         continue  # no phase of its own: the entry for every phase answers
                     inner = self.get(r.name, phase)
                     new = functools.partial(r.target, inner) if r.role == "wrap" else r.target
+                    if len(r.covers) > 1:
+                        new = self._counted(new, " + ".join(r.covers))
                     self._table[(r.name, phase)] = new
                     if r.role == "replace":
                         self._covers[(r.name, phase)] = r.covers
         self.replaced = tuple(sorted({*self.replaced, *(r.name for r in registrations)}))
+
+    def _counted(self, function: Function, group: str) -> Function:
+        self.fused.setdefault(group, 0)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.fused[group] += 1
+            return function(*args, **kwargs)
+
+        return call
 
     @contextlib.contextmanager
     def instead(self, functions: Mapping[str, Function]) -> Iterator[None]:

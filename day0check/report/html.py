@@ -118,6 +118,8 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
     if model.get("ops"):
         ops = model["ops"]
         lines.append(("operators file", str(ops.get("file", "–")) if isinstance(ops, dict) else str(ops)))
+    if fused := words.fused(verdict):
+        lines.append(("run as one", fused))
     code = environment.get("code")
     if isinstance(code, dict) and code.get("commit"):
         lines.append(("commit", str(code["commit"])[:12] + (" with changes" if code.get("dirty") else "")))

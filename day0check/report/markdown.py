@@ -24,6 +24,7 @@ def summary(verdict: Verdict) -> str:
         lines += [cell(words.address(first)), ""]
     facts = [f"model {verdict.model.get('name', '–')}", f"profile {verdict.profile}"]
     facts += [f"{key} {verdict.model[key]}" for key in ("backend", "device") if key in verdict.model]
+    facts += [f"run as one: {fused}"] if (fused := words.fused(verdict)) else []
     lines += [cell(", ".join(facts)) + f", {words.count(len(verdict.cases), 'case')}.", ""]
     live = words.findings_in_order(verdict.findings, first=verdict.first_fault)
     if live:

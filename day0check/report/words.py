@@ -85,6 +85,12 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
+def fused(verdict: Verdict) -> str:
+    """The groups of operators that the candidate ran as one; empty where there are none."""
+    groups = verdict.measured.get("fused")
+    return ", ".join(f"{group} ({count(n, 'call')})" for group, n in groups.items()) if isinstance(groups, dict) else ""
+
+
 def checks_in_order(checks: Iterable[CheckOutcome]) -> list[CheckOutcome]:
     """Failures first, then what was not run; the order of the run inside."""
     return sorted(checks, key=lambda c: CHECK_ORDER[c.status])

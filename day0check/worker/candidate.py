@@ -262,6 +262,7 @@ def run_candidate(job: Job, events: Lines, cases: Iterable[RunCase] | None = Non
         told = to_json(candidate.run_case(case) if candidate else RunRecord("unavailable", reason))
         if candidate is not None:
             told |= {"capabilities": list(candidate.capabilities()), "replaced": list(candidate.replaced)}
+            told |= {"fused": {} if candidate.table is None else dict(candidate.table.fused)}
         write_record(directory, RunRecord(**told))
         events.write({"event": "end", "case": case.id})
     replace_json(Path(job.out) / TORCH_FLAGS, torch_flags(job.device))

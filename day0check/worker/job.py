@@ -51,6 +51,7 @@ class RunRecord:
 
     `measured` in it: seconds (observed run, judging included), peak_rss_bytes. `output`: last lines that the process
     printed, given when it did not finish; `log`: the file that holds all of them, relative to the output directory.
+    `fused`: groups of operators that ran as one, with their calls in this process so far.
     `missing`: operators with hard inputs that the backend does not have (operator cases). `repeat_equal`: whether the
     unobserved repeat gave the same tokens (None: there was none); `unobserved`: how its logits compare, as
     `compare/unobserved.py` says. `rank`: the one that ended so, of `ranks`.
@@ -63,6 +64,7 @@ class RunRecord:
     last: dict[str, Any] | None = None
     capabilities: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
+    fused: dict[str, int] = field(default_factory=dict)
     links: dict[str, int] = field(default_factory=dict)
     captured_bytes: int = 0
     dropped_bytes: int = 0

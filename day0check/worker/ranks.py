@@ -277,6 +277,7 @@ def joined_record(folders: list[Path], stop: _Stop | None = None) -> RunRecord:
         last=own.last if own is not None and own.last is not None else at,
         capabilities=first.capabilities,
         replaced=first.replaced,
+        fused=first.fused,
         rank=stop.rank,
         **totals,
     )

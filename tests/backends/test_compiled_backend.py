@@ -45,7 +45,21 @@ def test_the_formulas_that_are_compiled_are_those_of_the_operators(dtype):
 def uncompiled(monkeypatch):
     """The table of operators with groups, as plain functions: what the compiler is given, without the compiler."""
     monkeypatch.setattr(compiled_module.torch, "compile", lambda function, **_: function)
-    return compiled_module.compiled(TABLE)
+    return compiled_module.compiled(TABLE, {})
+
+
+def test_each_group_counts_what_runs_as_one(monkeypatch):
+    """Catches a group that is named where its operators run apart, and a kernel that does not count as fused."""
+    monkeypatch.setattr(compiled_module.torch, "compile", lambda function, **_: function)
+    calls: dict[str, int] = {}
+    table = compiled_module.compiled(TABLE, calls)
+    x, w = torch.ones(3, 32), torch.ones(32)
+    table["norm.rms"](x, weight=w, eps=1e-5)
+    table["dsa.select"](torch.ones(3, 64), k=2, visible=torch.full((3,), 64))
+    assert calls == {"residual + norm": 0, "gate + activation": 0, "index score + block maxima": 0}
+    table["norm.rms"](table["residual.add"](x, y=x), weight=w, eps=1e-5)
+    table["moe.shared"](x, gate=torch.ones(8, 32), up=torch.ones(8, 32), down=torch.ones(32, 8), activation="silu")
+    assert calls == {"residual + norm": 1, "gate + activation": 1, "index score + block maxima": 0}
 
 
 def test_a_norm_behind_a_residual_is_the_norm_of_what_is_there_now(uncompiled):
@@ -108,7 +122,7 @@ def test_compile_asks_for_the_embedded_engine():
 @pytest.mark.timeout(600)
 def test_a_norm_reads_what_the_residual_wrote():
     """Catches a compiler that leaves out the rounding between two operators of one graph."""
-    table, draw = compiled_module.compiled(TABLE), torch.Generator().manual_seed(7)
+    table, draw = compiled_module.compiled(TABLE, {}), torch.Generator().manual_seed(7)
     x, y, w = (torch.randn(33, 128, generator=draw).bfloat16() for _ in range(3))
     total = table["residual.add"](x, y=y)
     found, due = (ops["norm.rms"](total, weight=w, eps=1e-5) for ops in (table, TABLE))

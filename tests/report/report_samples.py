@@ -106,7 +106,10 @@ def ready() -> Verdict:
             "variables": {},
             "accelerators": [],
         },
-        measured={"cases": {"text/one_turn": {"seconds": 3.25, "peak_rss_bytes": 812_000_000}}},
+        measured={
+            "cases": {"text/one_turn": {"seconds": 3.25, "peak_rss_bytes": 812_000_000}},
+            "fused": {"residual + norm": 1312, "index score + block maxima": 1},
+        },
     )
 
 
@@ -168,6 +171,7 @@ def hostile() -> Verdict:
         choices=({**choices()[0], "tap": HOSTILE, "pattern": HOSTILE, "statistics": {HOSTILE: 1.0}},),
         operators=({**operators()[0], "operator": HOSTILE, "tap": HOSTILE},),
         environment={HOSTILE: HOSTILE, "code": {"commit": HOSTILE}},
-        measured={HOSTILE: HOSTILE, "baseline": {"sentence": HOSTILE, "environment_changes": [HOSTILE],
+        measured={HOSTILE: HOSTILE, "fused": {HOSTILE: 1},
+                  "baseline": {"sentence": HOSTILE, "environment_changes": [HOSTILE],
                                                  "speed": [{"what": HOSTILE, "verdict": HOSTILE}]}},
     )  # fmt: skip

@@ -104,6 +104,7 @@ def test_the_page_says_what_the_verdict_says() -> None:
     assert "the reference pass of this case was not run" in text
     assert "torch: 2.12.0 -> 2.13.0" in text
     assert "1.31" in text
+    assert "residual + norm (1,312 calls), index score + block maxima (1 call)" in text
     assert text.index("2 of 40 judgements failed") < text.index("412 of 412 judgements passed")
     assert "✓ READY 8 checks in 2 cases ran and passed." in Reader(page("ready")).text
 
