@@ -128,7 +128,9 @@ class Scheduler:
             space = f"{engine.config.name}/{engine.dtype}"
             self.prefixes = PrefixCache(self.caches, engine.config, every=schedule.snapshot_blocks, space=space)
         self.fixed = FixedRows(schedule.fixed_rows) if schedule.fixed_rows else None
-        self.host = HostTier(self.caches, pages=schedule.host_pages) if schedule.host_pages else None
+        self.host = None
+        if schedule.host_pages:
+            self.host = HostTier(self.caches, pages=schedule.host_pages, moment=schedule.copies)
 
     def run(self) -> Outputs:
         """Steps until every request is finished."""
@@ -241,6 +243,7 @@ class Scheduler:
             self.host.fetch(self.caller, running, step=self.step)
             running.parked, running.ready_step = None, self.step + 1  # the copy runs beside a step of the others
         elif self.prefixes is not None and self._may_share(running):
+            self._settle()
             self.prefixes.find(self.caller, running, step=self.step)
 
     def _may_share(self, running: Running) -> bool:
@@ -290,7 +293,13 @@ class Scheduler:
     def _missing(self, running: Running, count: int) -> int:
         return max(0, -(-(running.computed + count) // self.caches.page) - len(running.tenancy.table))
 
+    def _settle(self) -> None:
+        """To be called before the device is told anything that may touch memory which went to the host tier."""
+        if self.host is not None:
+            self.host.settle()
+
     def _compute_rows(self, phase: str, taking: list[tuple[Running, int]]) -> None:
+        self._settle()
         for running, _ in taking:
             running.land()
         for running, count in taking:

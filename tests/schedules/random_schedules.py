@@ -114,6 +114,7 @@ def examples(draw: st.DrawFn) -> tuple[tuple[Request, ...], Schedule]:
         memory=draw(st.sampled_from(["", "garbage", "shuffled", "end", "strided"])),
         fixed_rows=draw(st.sampled_from([0, 0, 3, 6])),
         prefix_workspace=draw(st.sampled_from([None, 8, 13, 40])),
+        copies=draw(st.sampled_from(["", "late"])),
     )
     return requests, schedule
 

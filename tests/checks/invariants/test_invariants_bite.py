@@ -6,6 +6,7 @@ import pytest
 import torch
 from invariant_stage import Stage
 
+from day0check.accelerated.host_tier import HostTier
 from day0check.accelerated.ops.prefix import BOUNDARY, ENTRY, HEAD
 from day0check.accelerated.scheduler import Scheduler
 from day0check.accelerated.staging import StagingQueue, stage_through
@@ -259,6 +260,20 @@ def test_a_buffer_that_is_written_too_early_is_found(texts: Stage, tmp_path, mom
     assert (first.operator, first.phase, first.evidence["run"]) == ("batch.stage", "prefill", "copies-late")
     assert "host buffer `ids` of step 0: " in first.message
     assert told in first.message
+
+
+TIER = ("again", "tier-late", "tier-at-once")
+
+
+@pytest.mark.parametrize("method", ["settle", "make"])
+def test_memory_that_nobody_waits_for_is_found(texts: Stage, tmp_path, monkeypatch, method):
+    """Would catch copies of the host tier that nobody delays: pages that are written before their copy out was made,
+    and pages that are read before their copy in was."""
+    monkeypatch.setattr(HostTier, method, lambda *_: None)
+    answer = texts.judge("delayed_copies", tmp_path, only=TIER)
+    assert answer.outcome.status == "failed", answer.outcome.summary
+    assert answer.findings[0].evidence["run"] == "tier-late"
+    assert "a race, where memory is used before its copy was made" in answer.findings[0].message
 
 
 @pytest.mark.parametrize(
