@@ -23,11 +23,14 @@ class Rows(Observer):
     """Keeps each row of chosen taps by (request, position), and every call's tap with its phase and step."""
 
     def __init__(self, *taps: str) -> None:
-        self.taps, self.rows, self.calls, self.kwargs = taps, {}, [], []
+        self.taps, self.rows, self.calls, self.kwargs, self.choices = taps, {}, [], [], {}
 
     def after(self, call, token, results):
         self.calls.append((call.phase, call.step, call.tap))
         self.kwargs.append((call.operator, set(call.kwargs)))
+        if call.operator in ("moe.route", "dsa.select"):
+            for i, row in enumerate(results[0].tolist()):
+                self.choices.setdefault(call.rows.address(i), {})[call.tap] = sorted(row)
         if call.tap in self.taps:
             for i, row in enumerate(results[0].clone()):
                 self.rows[call.rows.address(i)] = row
@@ -68,6 +71,15 @@ def close(a, b, limit=1e-4):
     assert float((a - b).norm(dim=-1).max() / b.norm(dim=-1).mean()) < limit
 
 
+def alike(mine, other, request, limit=1e-4):
+    """The rows of a request in two runs, but for those in which a choice fell otherwise: near ties, which are few."""
+    a, b = mine.of(request), other.of(request)
+    same = torch.tensor([mine.choices[request, i] == other.choices[request, i] for i in range(len(a))])
+    assert a.shape == b.shape
+    assert int((~same).sum()) <= max(1, len(a) // 100)
+    close(a[same], b[same], limit)
+
+
 def as_turns(request: Request, sequence: tuple[int, ...]) -> Request:
     """The whole sequence as one prompt of the same name."""
     return Request(request.id, (Turn(sequence, tuple(i for t in request.turns for i in t.images)),))
@@ -79,7 +91,7 @@ def test_chunked_prefill_is_one_shot(fp32, chunk):
     request = Request("a", (Turn(text(1, 30 if chunk == 1 else 200)),))
     _, once = run(fp32, request)
     _, pieces = run(fp32, request, chunk=chunk, page=16)
-    close(pieces.of("a"), once.of("a"))
+    alike(pieces, once, "a")
 
 
 def test_decode_is_prefill_at_every_position(fp32):
@@ -92,7 +104,7 @@ def test_decode_is_prefill_at_every_position(fp32):
     sequence = outputs.sequences["a"]
     assert sequence[80:100] == text(3, 20)
     _, once = run(fp32, as_turns(request, sequence[:-1]))
-    close(decoded.of("a"), once.of("a"))
+    alike(decoded, once, "a")
     phases = {phase for phase, _, tap in decoded.calls if tap == LAST}
     assert phases == {"prefill", "decode"}
 
@@ -113,7 +125,7 @@ def test_alone_is_batched(fp32):
     for request in requests:
         alone, rows = run(fp32, request)
         assert together.sequences[request.id] == alone.sequences[request.id]
-        close(mixed.of(request.id), rows.of(request.id))
+        alike(mixed, rows, request.id)
 
 
 def test_late_and_queued_requests_are_the_same_requests(fp32):
@@ -125,7 +137,7 @@ def test_late_and_queued_requests_are_the_same_requests(fp32):
     for request in requests:
         alone, own = run(fp32, request)
         assert outputs.sequences[request.id] == alone.sequences[request.id]
-        close(rows.of(request.id), own.of(request.id))
+        alike(rows, own, request.id)
 
 
 def test_which_pages_are_given_out_changes_nothing(fp32, monkeypatch):
@@ -151,7 +163,7 @@ def test_preempted_is_undisturbed(fp32):
     for request in requests:
         alone, own = run(fp32, request)
         assert outputs.sequences[request.id] == alone.sequences[request.id]
-        close(rows.of(request.id), own.of(request.id))
+        alike(rows, own, request.id)
     prefills = [step for phase, step, tap in rows.calls if phase == "prefill" and tap == LAST]
     assert len(prefills) == 3
     assert prefills[:2] == [0, 4]
@@ -171,7 +183,7 @@ def test_aborted_leaves_the_others_alone(fp32):
     assert outputs.sequences["c"] == ()
     alone, own = run(fp32, requests[0])
     assert outputs.sequences["a"] == alone.sequences["a"]
-    close(rows.of("a"), own.of("a"))
+    alike(rows, own, "a")
 
 
 def test_forced_stop_and_no_new_tokens(fp32):
@@ -253,6 +265,7 @@ def test_a_fused_kernel_gets_the_pool_in_place_of_the_keys():
     assert gathers == {"layers.05.kv.gather"}
     asked = [names for operator, names in rows.kwargs if operator == "dsa.attention"]
     assert all({"pool", "table", "owner", "indices"} <= names and "keys" not in names for names in asked)
+    assert backend.operators().fused == {"kv.gather + dsa.attention": len(asked)}
     plain = Accelerated()
     plain.load(str(preset_dir("tiny")), "fp32", "cpu", {})
     assert run(plain, request)[0] == outputs
@@ -281,7 +294,7 @@ def test_images_are_spliced_once_and_over_chunks(fp32, picture):
     for schedule in ({"chunk": 9, "page": 16}, {"chunk": 1}):
         again, pieces = run(fp32, request, **schedule)
         assert again.sequences == outputs.sequences
-        close(pieces.of("a"), once.of("a"))
+        alike(pieces, once, "a")
         assert sum(tap == "vision.vision.project" for _, _, tap in pieces.calls) == 2
     blank = Request("a", (Turn(tokens), Turn(request.turns[1].tokens)), 2)
     _, other = run(fp32, blank)
