@@ -59,4 +59,6 @@ def test_gpu_gives_what_the_cpu_gives(name, hard, dtype):
             assert torch.equal(a, b)
             continue
         step = 2.0**-7 if here.dtype == torch.bfloat16 else 1e-5 if here.dtype == torch.float32 else 1e-11
-        assert torch.allclose(a, b, rtol=step, atol=step * float(a.abs().max()) if a.numel() else 0.0)
+        largest = a[a.isfinite()].abs()  # moved bytes may be anything
+        near = step * float(largest.max()) if largest.numel() else 0.0
+        assert torch.allclose(a, b, rtol=step, atol=near, equal_nan=True)
