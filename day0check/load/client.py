@@ -19,7 +19,7 @@ import aiohttp
 from day0check.errors import UsageError
 from day0check.load.answers import read_answer
 from day0check.load.records import Exchange, Fault, Reply
-from day0check.load.stream_client import StreamClient
+from day0check.load.stream_client import LATE, SILENT, STALLED, StreamClient
 
 IDLE_CONNECTION_S = 1.0  # shorter than any server keeps one: what a server closes while idle is no dropped request
 _END = b"[DONE]"
@@ -29,7 +29,8 @@ LINGER_S = 0.2  # after [DONE] the connection may stay open this long
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of everything the client does: requests and seconds in all, then per request."""
+    """Bounds of everything the client does: requests and seconds in all, then per request. `stall_s`: the longest
+    silence inside an answer; before its first byte a server may be silent for `request_s`, as it works until then."""
 
     requests: int = 5000
     seconds: float = 600.0
@@ -110,7 +111,6 @@ class Client:
         return aiohttp.ClientTimeout(
             total=max(limits.request_s, patience_s),
             sock_connect=limits.connect_s,
-            sock_read=max(limits.stall_s, patience_s),
         )
 
     async def __aexit__(self, *_: object) -> None:
@@ -250,7 +250,14 @@ class Client:
         clock = time.perf_counter_ns
         content = response.content
         while True:
-            data = await content.readany()
+            try:
+                async with asyncio.timeout(max(self.limits.stall_s, seen.patience_s) if reads else None) as silence:
+                    data = await content.readany()
+            except TimeoutError:
+                if not silence.expired():  # the time of the whole request is up
+                    raise
+                response.close()
+                return "stalled", STALLED
             if not data:
                 return "", ""
             reads.append((clock(), data))
@@ -289,10 +296,8 @@ def fault_of(error: BaseException, *, answering: bool) -> tuple[Fault, str]:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError)):
         return "refused", text
-    if isinstance(error, aiohttp.SocketTimeoutError):
-        return "stalled", "no byte came for too long"
     if isinstance(error, TimeoutError):
-        return "late", "the answer was not complete in time"
+        return ("late", LATE) if answering else ("silent", SILENT)
     gone = (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
     if isinstance(error, gone):
         return "dropped", "the connection ended inside the answer" if answering else "the connection ended, no answer"

@@ -139,6 +139,11 @@ class Connection:
         self.open = self.lingers = False
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def in_body(self) -> bool:
+        """Whether a byte behind the head has come."""
+        return self.head is not None and self.size > self.head.size
+
     def made(self, carrier: Carrier) -> None:
         self.carrier, self.open = carrier, True
 

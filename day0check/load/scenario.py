@@ -22,7 +22,7 @@ from day0check.load.records import Answer, Counters, Exchange, Reply
 
 PARTS = ("parameters", "wire", "tools", "interference", "speed")
 FAULTS_IN_A_ROW = 3  # after so many requests without an answer the endpoint is left alone
-FAULTY = ("refused", "stalled", "late", "dropped")
+FAULTY = ("refused", "silent", "stalled", "late", "dropped")
 SETTLE_S = 5.0
 START_S, START_LOOKS_S = 120.0, 0.25  # a server that is loading says so under /health
 PLAIN_TOKENS = 16

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WATCH_EVERY_S = 0.05
 IDLE_S = 1.0  # shorter than any server keeps one
+SILENT, STALLED, LATE = "no byte came in time", "no byte came for too long", "the answer was not complete in time"
 LINGER_NS = 200_000_000  # after [DONE] the connection may stay open this long
 
 
@@ -131,9 +132,9 @@ class StreamClient:
                         connection.end("")
                     continue
                 if now - going.sent_ns > whole:
-                    going.fault, going.detail = "late", "the answer was not complete in time"
-                elif now - connection.latest_ns > stall:
-                    going.fault, going.detail = "stalled", "no byte came for too long"
+                    going.fault, going.detail = ("late", LATE) if connection.head else ("silent", SILENT)
+                elif connection.in_body and now - connection.latest_ns > stall:
+                    going.fault, going.detail = "stalled", STALLED
                 elif connection.size > self.limits.body_bytes:
                     most = self.limits.body_bytes >> 20
                     going.fault, going.detail = "flood", f"more than {most} MiB in one answer"

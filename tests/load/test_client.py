@@ -18,6 +18,7 @@ from day0check.load.client import Client, Limits, target_of
 from day0check.load.counters import parse
 from day0check.load.records import Exchange
 
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 QUICK = Limits(stall_s=0.4, request_s=1.5, seconds=10, connect_s=1)
 BODY = ask(Dialect("chat", "mock"), "hello there", max_tokens=8, stream=True)
 
@@ -54,7 +55,7 @@ def raw_server(answer: bytes, *, after_s: float = 0.0) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("flag", "fault"), [("stall", "stalled"), ("mute", "stalled"), ("drop", "dropped"), ("late", "late")]
+    ("flag", "fault"), [("stall", "stalled"), ("mute", "silent"), ("drop", "dropped"), ("late", "late")]
 )
 def test_faults_have_names_and_end_in_time(flag: str, fault: str) -> None:
     """Would catch a client that hangs with its server, and a half answer that passes for one."""
@@ -72,11 +73,17 @@ def test_what_is_no_http_is_a_fault(answer: bytes) -> None:
         assert asked(url).reply.fault in ("garbage", "dropped")
 
 
-@pytest.mark.parametrize(("patience_s", "fault"), [(0.0, "stalled"), (5.0, "")])
+@pytest.mark.parametrize(("patience_s", "fault"), [(0.0, "silent"), (5.0, "")])
 def test_patience_outlasts_the_limits(patience_s: float, fault: str) -> None:
     """Would catch a request among many that is given up because the machine is slow."""
-    with raw_server(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", after_s=0.6) as url:
+    with raw_server(WHOLE, after_s=1.8) as url:
         assert asked(url, patience_s=patience_s).reply.fault == fault
+
+
+def test_who_works_before_a_whole_answer_is_not_stalled() -> None:
+    """Would catch a slow server that is told to stop in the middle, while it has not begun to send."""
+    with raw_server(WHOLE, after_s=3 * QUICK.stall_s) as url:
+        assert asked(url).reply.fault == ""
 
 
 def test_nobody_there_is_refused() -> None:

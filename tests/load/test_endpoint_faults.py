@@ -32,7 +32,7 @@ class Expected:
 
 E = Expected
 TABLE: dict[str, Expected] = {
-    "mute": E("wire", "protocol", "stalled"),
+    "mute": E("wire", "protocol", "silent"),
     "dead": E("wire", "protocol", "health green while dead"),
     "stall": E("wire", "protocol", "stalled"),
     "late": E("wire", "protocol", "late"),

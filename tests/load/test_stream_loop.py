@@ -77,6 +77,19 @@ def test_a_connection_that_breaks_or_falls_silent_is_told(streams: bool, flag: s
         assert run_streams(run(url)).fault == fault
 
 
+@BOTH
+@pytest.mark.parametrize(("flag", "request_s", "fault"), [("late_first", 20.0, ""), ("mute", 1.0, "silent")])
+def test_silence_before_the_first_byte_is_no_stall(streams: bool, flag: str, request_s: float, fault: str) -> None:
+    """Would catch a long prefill that is told to stop in the middle of its answer, and a server that never begins."""
+
+    async def run(url: str) -> Reply:
+        async with Client(target_of(url), Limits(stall_s=0.4, request_s=request_s)) as client:
+            return await client.post_in_load(PATH, body())
+
+    with serving(Endpoint(flag)) as url:
+        assert run_streams(run(url)).fault == fault
+
+
 def test_nobody_there_is_refused() -> None:
     """Would catch a failed connection that ends the whole load."""
     with socket.create_server(("127.0.0.1", 0)) as free:

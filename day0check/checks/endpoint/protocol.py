@@ -14,7 +14,8 @@ NAME = "endpoint.protocol"
 HEALTH = "health green while dead"
 FAULTS = {
     "refused": "refuses the connection in the middle of the run",
-    "stalled": "stops sending in the middle of a request and keeps the connection open",
+    "silent": "takes a request and sends no byte of an answer in time",
+    "stalled": "stops sending in the middle of an answer and keeps the connection open",
     "late": "does not finish an answer in time",
     "dropped": "drops the connection before the answer is complete",
     "garbage": "answers with something that is no HTTP",
@@ -86,7 +87,7 @@ def _health_is_green(observed: Observed, exchanges: list[Exchange]) -> list[Find
 
 def _wrongs(exchange: Exchange, observed: Observed) -> list[str]:
     reply, answer = exchange.reply, exchange.answer
-    if reply.fault in ("stalled", "late") and _waits_its_turn(exchange, observed):
+    if reply.fault in ("silent", "stalled", "late") and _waits_its_turn(exchange, observed):
         return []
     if reply.fault in FAULTS:
         return [reply.fault if reply.fault != "garbage" else "no_http"]
