@@ -217,6 +217,33 @@ def test_threads_change_no_statistic(dtype):
     assert (more.largest, more.odd) == (one.largest, one.odd)
 
 
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("width", [100, 4096, 2**14, 2**19 + 5])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_signal_of_long_rows_keeps_its_digits(dtype, width, threads):
+    """Catches one float32 sum over a whole row, each step of which rounds the same way where all elements are alike."""
+    a, b = (torch.full((3, width), value).to(dtype) for value in (1.3, 1.1))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = pair_statistics(a, b, fast=False)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found.row_signal, b.double().square().sum(1), rtol=2e-6, atol=0)
+    torch.testing.assert_close(found.row_error, (a.double() - b.double()).square().sum(1), rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("fast", WAYS)
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("width", [24, 300, 20000])
+def test_neither_tensor_is_written_to(dtype, width, fast):
+    """Catches squares that are written over the oracle where it needs no widening."""
+    tensors = pair(dtype, (4, width))
+    before = [t.clone() for t in tensors]
+    pair_statistics(*tensors, fast=fast)
+    assert all(torch.equal(t.view(torch.uint8), b.view(torch.uint8)) for t, b in zip(tensors, before, strict=True))
+
+
 def test_pairs_that_are_none_are_refused():
     with pytest.raises(ValueError, match="has no statistics"):
         pair_statistics(torch.zeros(2, 3), torch.zeros(3, 2))
