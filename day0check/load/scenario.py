@@ -25,6 +25,7 @@ FAULTS_IN_A_ROW = 3  # after so many requests without an answer the endpoint is 
 FAULTY = ("refused", "silent", "stalled", "late", "dropped")
 SETTLE_S = 5.0
 START_S, START_LOOKS_S = 120.0, 0.25  # a server that is loading says so under /health
+RECOVER_S = 20.0  # and one that looks after itself, having refused a request
 PLAIN_TOKENS = 16
 TOKEN_IDS = (65, 98, 99, 66, 100, 101, 67, 102, 103, 68, 104, 105, 69)  # in the vocabulary of any model
 
@@ -67,7 +68,7 @@ class Asker:
     async def __call__(
         self, label: str, body: Any, *, path: str | None = None, cut_after: int | None = None
     ) -> Exchange:
-        """Raises GivenUp when this was one unanswered request too many."""
+        """Raises GivenUp when this was one unanswered request too many, or the endpoint is not ready any more."""
         path = path or self.dialect.path
         exchange = await self.client.ask(label, path, body, cut_after=cut_after)
         if exchange.reply.fault == "unsent":
@@ -76,7 +77,18 @@ class Asker:
         self._faults = self._faults + 1 if exchange.reply.fault in FAULTY else 0
         if self._faults >= FAULTS_IN_A_ROW:
             raise GivenUp(f"{self._faults} requests in a row got no answer ({exchange.reply.fault})")
+        await self._until_ready_again([exchange])
         return exchange
+
+    async def _until_ready_again(self, exchanges: list[Exchange]) -> None:
+        """Where one of these was refused with 503 by an endpoint that says under /health that it is not ready, waits
+        until it is: the questions that are left are not spent on it. Raises GivenUp when it goes on so."""
+        end = time.monotonic() + RECOVER_S
+        refused = any(e.reply.status == 503 for e in exchanges)
+        while refused and (await self.client.get("/health")).status == 503:
+            if time.monotonic() > end:
+                raise GivenUp(f"/health has been answering 503 for {RECOVER_S:.0f} s after a request was refused so")
+            await asyncio.sleep(START_LOOKS_S)
 
     async def at_once(
         self,
@@ -124,6 +136,7 @@ class Asker:
             raise GivenUp("the bounds of this run were reached")
         if all(e.reply.fault in FAULTY for e in given):
             raise GivenUp(f"none of {len(given)} requests sent at once was answered ({given[0].reply.fault})")
+        await self._until_ready_again(given)
 
     def peak(self, label: str) -> dict[str, float]:
         """The most that the endpoint's counters showed under that label."""

@@ -11,6 +11,7 @@ import math
 import random
 import re
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ FAULTS = (
     "ignores_echo ignores_seed ignores_temperature accepts_bad crashes_on_bad leaks batch_dependent wrong_logprobs "
     "stale_image history_ignored hangs_after_cancel leaks_slots wrong_finish dead unlike slow_start bunched late "
     "ignores_tools drops_calls broken_arguments impossible_logprobs leaks_cache warm_prefix_differs surge_differs "
-    "forgets_the_middle merged_events shows_the_stop"
+    "forgets_the_middle merged_events shows_the_stop stumbles never_recovers"
 ).split()
 BENIGN = (
     "merged",
@@ -76,6 +77,7 @@ class Endpoint:
         self.passwords: list[str] = []
         self.seen: set[str] = set()
         self.preemptions = self.looks = 0
+        self.ready_at = 0.0  # by the monotonic clock
         self.left = 0
 
     def app(self) -> web.Application:
@@ -91,7 +93,14 @@ class Endpoint:
 
     async def health(self, _: web.Request) -> web.Response:
         self.looks += 1
-        return web.Response(status=503 if self.is_starting else 200)
+        return web.Response(status=503 if self.is_starting or self.stumbled else 200)
+
+    @property
+    def stumbled(self) -> bool:
+        """A server that looks after itself once its fifth request has failed: for half a second, or for good."""
+        if self.requests == 5 and not self.ready_at and self.flags & {"stumbles", "never_recovers"}:
+            self.ready_at = time.monotonic() + (0.5 if "stumbles" in self.flags else 3600)
+        return time.monotonic() < self.ready_at
 
     @property
     def is_starting(self) -> bool:
@@ -205,6 +214,8 @@ class Endpoint:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.requests += 1
         chat = request.path.endswith("chat/completions")
+        if self.stumbled:
+            return web.json_response({"error": {"message": "looks after itself"}}, status=503)
         if self.is_starting or ("slow_start" in self.flags and self.requests <= 6):
             return web.json_response({"error": {"message": "loading the model"}}, status=503)
         if "dead" in self.flags or self.hung or "mute" in self.flags:

@@ -45,6 +45,8 @@ TABLE: dict[str, Expected] = {
     "error_after_200": E("wire", "protocol", "error_after_200"),
     "zero_chunks": E("wire", "protocol", "no_chunk"),
     "slow_start": E("wire", "protocol", "health green while dead"),
+    "stumbles": E("wire", "protocol", "http_5xx"),
+    "never_recovers": E("wire", "protocol", "given up"),
     "merged_events": E("wire", "protocol", "garbage"),
     "lost_chunk": E("wire", "wire", "stream"),
     "doubled_chunk": E("wire", "wire", "stream"),
@@ -103,6 +105,7 @@ def test_every_fault_is_in_the_table() -> None:
 @pytest.fixture(autouse=True)
 def _shorter_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("day0check.load.scenario.SETTLE_S", 0.4)
+    monkeypatch.setattr("day0check.load.scenario.RECOVER_S", 2.0)
     monkeypatch.setattr("day0check.load.client.LINGER_S", 0.02)
 
 
@@ -118,6 +121,14 @@ def test_a_fault_is_caught_and_named(fault: str, record_property) -> None:  # ty
     assert found[expected.pattern].severity == expected.severity
     assert (answer.outcome.status == "failed") == (expected.severity == "blocker")
     assert found[expected.pattern].phase == "serve"
+
+
+def test_an_endpoint_that_stumbles_is_asked_on_when_it_stands_again() -> None:
+    """Would catch questions that are spent on a server which says that it is not ready for a moment."""
+    seen = run("stumbles", parts=("wire",))
+    refused = [e.label for e in seen.observed.exchanges if e.reply.status == 503]
+    assert len(refused) == 1
+    assert seen.observed.stopped == ""
 
 
 @pytest.mark.parametrize("habit", ["", *BENIGN])
