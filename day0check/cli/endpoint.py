@@ -100,7 +100,9 @@ class Wanted:
 @click.option(
     "--time-limit", "time_limit_s", type=Duration(), default="60s", show_default=True, help="Of each request."
 )
-@click.option("--stall", "stall_s", type=Duration(), default="20s", show_default=True, help="Longest silence inside an answer.")
+@click.option(
+    "--stall", "stall_s", type=Duration(), default="20s", show_default=True, help="Longest silence inside an answer."
+)
 @click.option("--concurrency", type=Counts(), default=SWEEP, show_default=True, help="Sweep, until it saturates.")
 @click.option("--requests", type=click.IntRange(1, 10000), default=32, show_default=True, help="Of each load phase.")
 @click.option("--rate", "rate_per_s", type=click.FloatRange(0, min_open=True), help="Of the open loop, per second.")

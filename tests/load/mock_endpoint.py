@@ -97,8 +97,8 @@ class Endpoint:
 
     @property
     def stumbled(self) -> bool:
-        """A server that looks after itself once its fifth request has failed: for half a second, or for good."""
-        if self.requests == 5 and not self.ready_at and self.flags & {"stumbles", "never_recovers"}:
+        """A server that looks after itself from its sixth request on: for half a second, or for good."""
+        if self.requests == 6 and not self.ready_at and self.flags & {"stumbles", "never_recovers"}:
             self.ready_at = time.monotonic() + (0.5 if "stumbles" in self.flags else 3600)
         return time.monotonic() < self.ready_at
 
