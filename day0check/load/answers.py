@@ -56,6 +56,7 @@ def _read_whole(data: Any) -> Answer:
     choices = data.get("choices")
     gather.choices(choices if isinstance(choices, list) else [], 0, whole=True)
     gather.usage = _usage(data.get("usage"))
+    gather.prompt_ids += _ids(data.get("prompt_token_ids"))
     if not choices:
         return Answer(error="the answer has no choice", flaws=("no_choice",))
     flaws = ("no_usage",) if gather.usage is None else ()
@@ -105,6 +106,7 @@ def _one_event(text: str, at_ns: int, gather: _Gather) -> str:
         gather.choices(choices, at_ns, whole=False)
     if data.get("usage"):
         gather.usage = _usage(data["usage"])
+    gather.prompt_ids += _ids(data.get("prompt_token_ids"))
     return ""
 
 
@@ -119,6 +121,7 @@ class _Gather:
     usage: Usage | None = None
     tokens: list[Token] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     indices: set[int] = field(default_factory=set)
     flaws: list[str] = field(default_factory=list)
@@ -155,7 +158,8 @@ class _Gather:
         reasoning = _text(part.get("reasoning_content")) or _text(part.get("reasoning"))
         calls = self._calls(part.get("tool_calls"))
         tokens = read_tokens(choice.get("logprobs"))
-        ids = [i for i in choice.get("token_ids") or () if isinstance(i, int)]
+        ids = _ids(choice.get("token_ids"))
+        self.prompt_ids += _ids(choice.get("prompt_token_ids"))
         self.prompt = self.prompt or bool(choice.get("prompt_logprobs"))
         self.text.append(content)
         self.reasoning.append(reasoning)
@@ -198,6 +202,7 @@ class _Gather:
             usage=self.usage,
             tokens=tuple(self.tokens),
             token_ids=tuple(self.token_ids),
+            prompt_ids=tuple(self.prompt_ids),
             prompt_logprobs=prompt,
             choices=len(self.indices),
             error=error,
@@ -210,6 +215,10 @@ class _Gather:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _ids(value: Any) -> list[int]:
+    return [i for i in value if isinstance(i, int)] if isinstance(value, list) else []
 
 
 def _usage(data: Any) -> Usage | None:

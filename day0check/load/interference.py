@@ -58,7 +58,13 @@ async def interference(asker: Asker) -> None:
 def _with_canary(asker: Asker, number: int) -> dict[str, Any]:
     seed = asker.wish.seed
     prompt = f"{unique(30 + number, seed=seed, words=asker.wish.words)} The password is {canary(number, seed=seed)}."
-    return asks.ask(asker.dialect, prompt, max_tokens=asker.wish.tokens)
+    named = {"return_token_ids": True} if asker.wish.followed and _names_ids(asker) else {}
+    return asks.ask(asker.dialect, prompt, max_tokens=asker.wish.tokens, **named)
+
+
+def _names_ids(asker: Asker) -> bool:
+    """Whether the endpoint was seen to name token ids: then a reference can follow an answer that is in doubt."""
+    return any(e.label == "return_token_ids" and e.answer.token_ids for e in asker.exchanges)
 
 
 def _long(asker: Asker, number: int) -> dict[str, Any]:

@@ -17,7 +17,8 @@ class Observed:
     `seed`: of the prompts. `context`: positions of a request as the endpoint names them, None where it does not.
     `soak`: how many requests of the soak had which outcome. `speed`: figures of each load phase by name. `profile`: the
     precision that the endpoint claims. `reference`: what the reference says about the answers, a row per sequence,
-    or None when it was not asked; `reference_reason`: why it could not be asked. `matched`: the
+    or None when it was not asked; `reference_reason`: why it could not be asked; `doubted`: what it says about answers
+    that changed beside others by little. `matched`: the
     parameter of the model in which the answers look wrong, if any; None where that was not asked.
     """
 
@@ -37,6 +38,7 @@ class Observed:
     profile: str = "bf16"
     reference: tuple[Any, ...] | None = None
     reference_reason: str = ""
+    doubted: tuple[Any, ...] = ()
     matched: Measure | None = None
 
     def get(self, label: str) -> Exchange | None:

@@ -69,7 +69,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Answer:
-    """The content of a reply, streamed or whole. `flaws`: what the form of the reply itself breaks, by name."""
+    """The content of a reply, streamed or whole. `flaws`: what the form of the reply itself breaks, by name;
+    `prompt_ids`: tokens of the prompt, where the endpoint names them."""
 
     text: str = ""
     reasoning: str = ""
@@ -78,6 +79,7 @@ class Answer:
     usage: Usage | None = None
     tokens: tuple[Token, ...] = ()
     token_ids: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
     prompt_logprobs: bool = False
     choices: int = 0
     error: str = ""

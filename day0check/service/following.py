@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from day0check.checks.endpoint.interference import doubtful
 from day0check.errors import InputError
 
 if TYPE_CHECKING:
     from day0check.compare.wire import WireAnswer
+    from day0check.load.observed import Observed
     from day0check.load.records import Answer, Exchange
     from reference.config import ModelConfig
 
@@ -65,10 +67,27 @@ def followable(exchanges: Sequence[Exchange]) -> tuple[tuple[WireAnswer, ...], s
         elif not ids:
             reason = reason or "the endpoint names no token ids (return_token_ids, return_tokens_as_token_ids)"
         else:
-            logprobs = e.answer.logprobs
-            same = logprobs is not None and len(logprobs) == len(ids)
-            found.append(WireAnswer(e.label, tuple(e.asked["prompt"]), ids, logprobs if same else None))
+            found.append(WireAnswer(e.label, tuple(e.asked["prompt"]), ids, _logprobs(e.answer)))
     return tuple(found), reason if asked else "no prompt for the reference was sent"
+
+
+def in_doubt(observed: Observed) -> tuple[WireAnswer, ...]:
+    """Answers that changed beside others by too much for rounding and too little for a fault, where the endpoint names
+    the tokens of every one of them; else none."""
+    from day0check.compare.wire import WireAnswer
+
+    doubted = [observed.get(label) for label in doubtful(observed)]
+    found = [
+        WireAnswer(e.label, e.answer.prompt_ids, token_ids(e.answer), _logprobs(e.answer))
+        for e in doubted
+        if e is not None and e.answer.prompt_ids and token_ids(e.answer)
+    ]
+    return tuple(found) if len(found) == len(doubted) else ()
+
+
+def _logprobs(answer: Answer) -> tuple[float, ...] | None:
+    given = answer.logprobs
+    return given if given is not None and len(given) == len(token_ids(answer)) else None
 
 
 def token_ids(answer: Answer) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from day0check.load.observe import observe
 from day0check.load.observed import Observed
 from day0check.load.scenario import Wish
 from day0check.load.speed import SpeedPlan
-from day0check.service.following import followable, prompts
+from day0check.service.following import followable, in_doubt, prompts
 from day0check.service.process import Server, ServerPlan, served
 from day0check.snapshot import read_measures
 from day0check.types import Finding, NotRun, to_json
@@ -133,6 +133,10 @@ def _row(row: Row) -> dict[str, Any]:
 def _with_reference(observed: Observed, reference: Reference, plan: Plan) -> Observed:
     from day0check.compare.wire import follow, matched
 
+    if doubted := in_doubt(observed):
+        observed = replace(
+            observed, doubted=follow(reference.directory, profile_named(plan.profile), doubted, seed=plan.seed)
+        )
     answers, reason = followable(observed.exchanges)
     if not answers:
         return replace(observed, reference_reason=reason)

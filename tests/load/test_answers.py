@@ -49,6 +49,20 @@ def test_the_first_content_is_not_the_role_chunk() -> None:
     assert (answer.reasoning, answer.text) == ("hm", "a")
 
 
+def test_token_ids_of_prompt_and_answer_are_read_where_servers_put_them() -> None:
+    """Would catch ids that are looked for in one API's place alone: a reference could follow no answer of the other."""
+    choice = {"message": {"content": "a"}, "finish_reason": "stop", "token_ids": [7]}
+    for body in (
+        {"choices": [choice], "prompt_token_ids": [1, 2]},
+        {"choices": [choice | {"prompt_token_ids": [1, 2]}]},
+    ):
+        answer = read_answer(reply(json.dumps(body).encode(), streamed=False))
+        assert (answer.prompt_ids, answer.token_ids) == ((1, 2), (7,))
+    first = b'data: {"choices": [{"index": 0, "delta": {"role": "assistant"}}], "prompt_token_ids": [1, 2]}\n\n'
+    answer = read_answer(reply(first, chunk(delta={"content": "a"}, token_ids=[7]), END, DONE))
+    assert (answer.prompt_ids, answer.token_ids) == ((1, 2), (7,))
+
+
 def test_flaws_of_a_stream_are_named() -> None:
     """Would catch a broken stream that passes for an answer."""
     a = chunk(delta={"content": "a"})

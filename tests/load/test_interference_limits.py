@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from day0check.checks.endpoint import interference
 from day0check.checks.endpoint.compare import Difference
 from day0check.checks.endpoint.interference import BESIDE, SURGE, Row, _changed
+from day0check.compare.wire import Followed
 from day0check.load.observed import Observed
 
 EQUAL = Difference(None, None, 0.0, None)
@@ -83,6 +86,23 @@ def test_what_is_no_blocker_is_not_passed_either(changed: Difference, status: st
     monkeypatch.setattr(interference, "most_at_once", lambda _: 8)
     observed = Observed("m", "chat", ("interference",), profile="bf16")
     assert interference.judge(observed).outcome.status == status
+
+
+@pytest.mark.parametrize(
+    ("said", "severity", "status"),
+    [({}, "warning", "not_run"), ({"given_up": 0.1}, "note", "passed"), ({"given_up": 0.9}, "blocker", "failed")],
+)
+def test_a_reference_decides_what_is_in_doubt(said: dict, severity: str, status: str, monkeypatch) -> None:
+    """Would catch a doubt that nobody settles though a reference followed the answer, and one settled by half."""
+    monkeypatch.setattr(interference, "rows", lambda _: table(moved(0.7), parted(1.1), *[EQUAL] * 6))
+    monkeypatch.setattr(interference, "most_at_once", lambda _: 8)
+    observed = Observed("m", "chat", ("interference",), profile="bf16")
+    assert interference.doubtful(observed) == ("surge/together/0.0", "surge/together/0.1")
+    agrees = Followed("surge/together/0.0", 24, {"given_up": 0.0}, {"given_up": 0.5}, 0)
+    told = (agrees, Followed("surge/together/0.1", 24, said, {"given_up": 0.5}, 3)) if said else (agrees,)
+    answer = interference.judge(replace(observed, doubted=told))
+    assert [f.severity for f in answer.findings] == [severity]
+    assert answer.outcome.status == status
 
 
 def test_one_text_of_the_same_tokens() -> None:

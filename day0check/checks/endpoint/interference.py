@@ -20,7 +20,7 @@ from day0check.checks.endpoint.exercised import most_at_once, paths
 from day0check.checks.endpoint.wire import differing_streams
 from day0check.checks.evidence import Answer
 from day0check.load.observed import Observed
-from day0check.types import Finding
+from day0check.types import Finding, Severity
 
 QUESTION = "Does a request get the same answer beside others as alone, and nothing of theirs?"
 NAME = "endpoint.interference"
@@ -118,6 +118,13 @@ def _undecided(beside: list[Finding]) -> str:
     return f"neither rounding nor a fault is shown: {changed[0].message}" if changed else ""
 
 
+def doubtful(observed: Observed) -> tuple[str, ...]:
+    """Labels of answers beside others of which nothing can be decided without a reference."""
+    table = rows(observed)
+    wrong, limits = _beyond(table, observed, BESIDE)[:2]
+    return tuple(r.label for r in wrong) if wrong and _is_doubtful(wrong, limits, observed, BESIDE, table) else ()
+
+
 def _leaks(observed: Observed) -> list[Finding]:
     owners: dict[str, str] = {}
     answers = [
@@ -176,13 +183,21 @@ def _limits(table: tuple[Row, ...], profile: str, way: str) -> tuple[Limits, flo
     return Limits(min(max(delta, 2 * noise), 2 * delta), min(max(margin, 4 * noise), 2 * delta)), noise
 
 
-def _changed(table: tuple[Row, ...], observed: Observed, way: str) -> list[Finding]:
+def _beyond(table: tuple[Row, ...], observed: Observed, way: str) -> tuple[list[Row], Limits, float]:
+    """(rows whose prompt is answered steadily and that are beyond the limits, limits, noise)."""
     limits, noise = _limits(table, observed.profile, way)
-    steady = [r for r in table if r.repeat.same_text or way == SURGE]
-    wrong = [r for r in steady if limits.broken_by(r, observed.profile)]
-    other = [r for r in steady if r not in wrong and not r.beside.same_text]
+    return [r for r in _steady(table, way) if limits.broken_by(r, observed.profile)], limits, noise
+
+
+def _steady(table: tuple[Row, ...], way: str) -> list[Row]:
+    return [r for r in table if r.repeat.same_text or way == SURGE]
+
+
+def _changed(table: tuple[Row, ...], observed: Observed, way: str) -> list[Finding]:
+    wrong, limits, noise = _beyond(table, observed, way)
+    other = [r for r in _steady(table, way) if r not in wrong and not r.beside.same_text]
     if wrong:
-        return [_wrong(wrong, limits, observed.profile, way, noise, asked=len({r.prompt for r in table}))]
+        return [_wrong(wrong, limits, observed, way, noise, _is_doubtful(wrong, limits, observed, way, table))]
     if not other:
         return []
     pattern, how = WORDS[way]
@@ -197,29 +212,51 @@ def _changed(table: tuple[Row, ...], observed: Observed, way: str) -> list[Findi
     return [_finding(name, message, first, other, limits.delta, severity="note" if known else "warning")]
 
 
-def _wrong(wrong: list[Row], limits: Limits, profile: str, way: str, noise: float, *, asked: int) -> Finding:
-    """A single long prompt that is hardly beyond its limit may be chance among many: a warning. So are a few prompts
-    in a lower precision, where the sums of a batch are rounded otherwise and a choice inside the model (an expert, a
-    key) can turn: that moves a token by more than rounding, and not by as much as another request's content does. A
-    fault can move as little, so that the check is then undecided."""
+def _is_doubtful(wrong: list[Row], limits: Limits, observed: Observed, way: str, table: tuple[Row, ...]) -> bool:
+    """Whether what is beyond the limits may still be no fault: a single long prompt that is hardly beyond its limit may
+    be chance among many. So may a few prompts in a lower precision, where the sums of a batch are rounded otherwise and
+    a choice inside the model (an expert, a key) can turn: that moves a token by more than rounding, and not by as much
+    as another request's content does. A fault can move as little."""
+    prompts, asked = len({r.prompt for r in wrong}), len({r.prompt for r in table})
+    if way != BESIDE:
+        return prompts == 1 and 1 < max(map(limits.excess, wrong)) <= 2
+    few = observed.profile != "fp32" and prompts <= MOST_TURNED * asked
+    return few and all(max(r.beside.delta or 0.0, r.beside.margin or 0.0) <= TURNED for r in wrong)
+
+
+def _wrong(wrong: list[Row], limits: Limits, observed: Observed, way: str, noise: float, is_doubtful: bool) -> Finding:
+    """What is in doubt is a warning, and the check is then undecided, unless a reference has followed each answer."""
     pattern, how = WORDS[way]
-    prompts = len({r.prompt for r in wrong})
     first = max(wrong, key=limits.excess)
     again = "the same beside one other" if way == SURGE else "sequential repeats"
     message = (
-        f"{_prompts(prompts, 'is', 'are')} answered otherwise {how}, more than rounding in {profile} explains: "
-        f"{first.label!r} {_in_words(first.beside)}; {again} {'are equal' if noise == 0 else f'move by {noise:.3g}'}"
+        f"{_prompts(len({r.prompt for r in wrong}), 'is', 'are')} answered otherwise {how}, more than rounding in "
+        f"{observed.profile} explains: {first.label!r} {_in_words(first.beside)}; {again} "
+        f"{'are equal' if noise == 0 else f'move by {noise:.3g}'}"
     )
-    doubtful = prompts == 1 and 1 < limits.excess(first) <= 2
-    if way == BESIDE:
-        few = profile != "fp32" and prompts <= MOST_TURNED * asked
-        doubtful = few and all(max(r.beside.delta or 0.0, r.beside.margin or 0.0) <= TURNED for r in wrong)
-        if doubtful:
-            message += (
-                "; a choice inside the model, as of an expert, that falls otherwise in a batch can do that, too: see "
-                "whether other prompts (--seed) change, or the same in float32"
-            )
-    return _finding(pattern, message, first, wrong, limits.delta, severity="warning" if doubtful else "blocker")
+    severity: Severity = "blocker"
+    if is_doubtful and way == BESIDE:
+        severity, words = _in_doubt(wrong, observed)
+        message += f"; {words}"
+    elif is_doubtful:
+        severity = "warning"
+    return _finding(pattern, message, first, wrong, limits.delta, severity=severity)
+
+
+def _in_doubt(wrong: list[Row], observed: Observed) -> tuple[Severity, str]:
+    """How bad a change beside others is that may be no fault, and why: what the reference says, if it was asked."""
+    followed = {r.label: r for r in observed.doubted}
+    if not all(r.label in followed for r in wrong):
+        return "warning", (
+            "a choice inside the model, as of an expert, that falls otherwise in a batch can do that, too: see whether "
+            "other prompts (--seed) change, or the same in float32; with --reference an oracle decides"
+        )
+    unlike = [r.label for r in wrong if followed[r.label].failing]
+    if unlike:
+        return "blocker", f"and the reference, which follows each of them, disagrees with {unlike[0]!r}"
+    return "note", (
+        "the reference, which follows each of them, agrees within rounding: a choice inside the model fell otherwise"
+    )
 
 
 def _finding(pattern: str, message: str, first: Row, members: list[Row], limit: float, **more) -> Finding:  # type: ignore[no-untyped-def]
