@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import ssl
 import time
 from dataclasses import dataclass, field
@@ -63,10 +64,11 @@ def target_of(url: str, api_key: str | None = None) -> Target:
 @dataclass
 class _Seen:
     """What one attempt has seen so far; `reused`: it went out on a connection that was open before; `patience_s`: what
-    it may take where that is more than the limits say."""
+    it may take where that is more than the limits say, `limit_s`: where it is less."""
 
     began: asyncio.Event
     patience_s: float = 0.0
+    limit_s: float = math.inf
     status: int = 0
     streamed: bool = False
     reused: bool = False
@@ -106,10 +108,10 @@ class Client:
             trace_configs=[trace],
         )
 
-    def _timeout(self, patience_s: float) -> aiohttp.ClientTimeout:
+    def _timeout(self, seen: _Seen) -> aiohttp.ClientTimeout:
         limits = self.limits
         return aiohttp.ClientTimeout(
-            total=max(limits.request_s, patience_s),
+            total=min(max(limits.request_s, seen.patience_s), seen.limit_s),
             sock_connect=limits.connect_s,
         )
 
@@ -136,15 +138,22 @@ class Client:
         cut_after: int | None = None,
         began: asyncio.Event | None = None,
         patience_s: float = 0.0,
+        limit_s: float = math.inf,
     ) -> Exchange:
         """POSTs `asked` as JSON (bytes as they are) and reads the answer, streamed or not.
 
         `cut_after`: closes the connection after this many chunks of the stream. `began`: set when the second read of
         the body comes, or when the request has ended without one. `patience_s`: how long it may be silent and take,
-        where that is more than the limits say.
+        where that is more than the limits say; `limit_s`: how long it may take, where that is less.
         """
         reply = await self.post(
-            path, asked, scheduled_ns=scheduled_ns, cut_after=cut_after, began=began, patience_s=patience_s
+            path,
+            asked,
+            scheduled_ns=scheduled_ns,
+            cut_after=cut_after,
+            began=began,
+            patience_s=patience_s,
+            limit_s=limit_s,
         )
         return Exchange(label, path, asked if isinstance(asked, dict) else {}, reply, read_answer(reply))
 
@@ -157,10 +166,11 @@ class Client:
         cut_after: int | None = None,
         began: asyncio.Event | None = None,
         patience_s: float = 0.0,
+        limit_s: float = math.inf,
     ) -> Reply:
         """The raw reply to POST `path`; nothing of it is decoded yet."""
         body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
-        seen = _Seen(began or asyncio.Event(), patience_s)
+        seen = _Seen(began or asyncio.Event(), patience_s, limit_s)
         try:
             return await self._send("POST", path, body, scheduled_ns=scheduled_ns, cut_after=cut_after, seen=seen)
         finally:
@@ -195,9 +205,8 @@ class Client:
         self.sent += 1
         await self._exchange(self._session, method, path, body, cut_after, seen)
         if seen.fault == "dropped" and not seen.status and seen.reused:
-            seen = _Seen(
-                seen.began, seen.patience_s
-            )  # the server had closed an idle connection: that drops nobody's request
+            # the server had closed an idle connection: that drops nobody's request
+            seen = _Seen(seen.began, seen.patience_s, seen.limit_s)
             await self._exchange(self._fresh, method, path, body, cut_after, seen)
         return Reply(
             seen.status,
@@ -228,7 +237,7 @@ class Client:
                 data=body,
                 headers=headers,
                 allow_redirects=False,
-                timeout=self._timeout(seen.patience_s),
+                timeout=self._timeout(seen),
                 trace_request_ctx=seen,
             ) as response:
                 seen.status = response.status

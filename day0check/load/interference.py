@@ -58,13 +58,13 @@ async def interference(asker: Asker) -> None:
 def _with_canary(asker: Asker, number: int) -> dict[str, Any]:
     seed = asker.wish.seed
     prompt = f"{unique(30 + number, seed=seed, words=asker.wish.words)} The password is {canary(number, seed=seed)}."
-    named = {"return_token_ids": True} if asker.wish.followed and _names_ids(asker) else {}
-    return asks.ask(asker.dialect, prompt, max_tokens=asker.wish.tokens, **named)
+    return asks.ask(asker.dialect, prompt, max_tokens=asker.wish.tokens, **_with_ids(asker))
 
 
-def _names_ids(asker: Asker) -> bool:
-    """Whether the endpoint was seen to name token ids: then a reference can follow an answer that is in doubt."""
-    return any(e.label == "return_token_ids" and e.answer.token_ids for e in asker.exchanges)
+def _with_ids(asker: Asker) -> dict[str, Any]:
+    """What makes an endpoint that was seen to name token ids do so: then a reference can follow what is in doubt."""
+    named = any(e.label == "return_token_ids" and e.answer.token_ids for e in asker.exchanges)
+    return {"return_token_ids": True} if asker.wish.followed and named else {}
 
 
 def _long(asker: Asker, number: int) -> dict[str, Any]:
@@ -165,7 +165,8 @@ async def _surge_controls(asker: Asker, bodies: dict[str, dict[str, Any]]) -> No
 def _surge_bodies(asker: Asker, again: int, size: Size) -> list[dict[str, Any]]:
     seed = asker.wish.seed
     prompts = (unique(60 + 1000 * again + i, seed=seed, words=size.words) for i in range(size.count))
-    return [asks.ask(asker.dialect, prompt, max_tokens=size.tokens) for prompt in prompts]
+    ids = _with_ids(asker)
+    return [asks.ask(asker.dialect, prompt, max_tokens=size.tokens, **ids) for prompt in prompts]
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -226,9 +227,17 @@ async def _cancel(asker: Asker, bodies: list[dict[str, Any]]) -> None:
         counters = await settled(asker, f"after_cancel/{again}", usage)
         usage = counters.values.get("kv_usage")
     asker.exchanges += await _leave(asker, 2, leaving[-1:], tokens)  # alone: a neighbour may end what nobody reads
-    after = [await asker(f"after_cancel/{i}", body) for i, body in enumerate(bodies[:2])]
+    prompts = enumerate(bodies[:2])
+    after = [await asker(f"after_cancel/{i}", body, limit_s=_usual_s(asker, i)) for i, body in prompts]
     if all(e.reply.fault in FAULTY for e in after):
         raise GivenUp(f"no request is answered since clients left ({after[0].reply.fault})")
+
+
+def _usual_s(asker: Asker, number: int) -> float:
+    """Seconds in which a prompt should be answered again: an endpoint that is busy with those that left takes longer."""
+    alone = next((e for e in asker.exchanges if e.label == f"alone/{number}"), None)
+    took_s = (alone.reply.end_ns - alone.reply.sent_ns) / 1e9 if alone is not None else 0.0
+    return max(asker.client.limits.stall_s, PATIENCE * took_s)
 
 
 async def _leave(asker: Asker, again: int, bodies: list[dict[str, Any]], tokens: int) -> list[Exchange]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,11 +67,17 @@ class Asker:
         self._faults = 0
 
     async def __call__(
-        self, label: str, body: Any, *, path: str | None = None, cut_after: int | None = None
+        self,
+        label: str,
+        body: Any,
+        *,
+        path: str | None = None,
+        cut_after: int | None = None,
+        limit_s: float = math.inf,
     ) -> Exchange:
         """Raises GivenUp when this was one unanswered request too many, or the endpoint is not ready any more."""
         path = path or self.dialect.path
-        exchange = await self.client.ask(label, path, body, cut_after=cut_after)
+        exchange = await self.client.ask(label, path, body, cut_after=cut_after, limit_s=limit_s)
         if exchange.reply.fault == "unsent":
             raise GivenUp(exchange.reply.detail)
         self.exchanges.append(exchange)

@@ -79,6 +79,17 @@ def test_a_few_prompts_whose_inner_choices_turn_are_a_warning(beside: tuple, pro
     assert found(rows, BESIDE, profile) == [("changed", severity)]
 
 
+@pytest.mark.parametrize(
+    ("profile", "wrong", "severity", "decided"),
+    [("bf16", 2, "warning", False), ("bf16", 3, "blocker", None), ("fp32", 2, "blocker", None)],
+)
+def test_a_few_long_prompts_decide_nothing(profile: str, wrong: int, severity: str, decided: bool | None) -> None:
+    """Would catch a sound bf16 server that fails by an expert of a few long prompts, and one that passes by it."""
+    rows = table(*[moved(0.9)] * wrong, *[EQUAL] * (8 - wrong))
+    (finding,) = _changed(rows, Observed("m", "chat", ("interference",), profile=profile), SURGE)
+    assert (finding.severity, finding.evidence.get("decided")) == (severity, decided)
+
+
 @pytest.mark.parametrize(("changed", "status"), [(moved(0.7), "not_run"), (parted(0.1), "passed")])
 def test_what_is_no_blocker_is_not_passed_either(changed: Difference, status: str, monkeypatch) -> None:
     """Would catch a leak of that size that is called ready, and near-ties of a sound server that decide nothing."""

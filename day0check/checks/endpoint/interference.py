@@ -94,8 +94,7 @@ def judge(observed: Observed) -> Answer:
     sequential repeats explain; a tie that fell the other way is a warning."""
     together = observed.under("together")
     table = rows(observed)
-    beside = _changed(table, observed, BESIDE)
-    findings = [*_leaks(observed), *beside]
+    findings = [*_leaks(observed), *_changed(table, observed, BESIDE)]
     for way, members in further_rows(observed, table).items():
         findings += _changed(members, observed, way)
     overlap = most_at_once([e for e in together.values() if e.good])
@@ -106,23 +105,26 @@ def judge(observed: Observed) -> Answer:
     elif overlap < FEWEST:
         not_run = "no two requests were in flight together, so nothing was beside anything"
     else:
-        not_run = _undecided(beside)
+        not_run = _undecided(findings)
     proof = ", ".join(path.words for path in paths(observed))
     summary = f"{len(table)} answers beside others are those alone, but for near-ties that are told; {proof}"
     return answered(NAME, findings, summary, not_run=not_run)
 
 
-def _undecided(beside: list[Finding]) -> str:
-    """Why nothing is decided of answers beside others: what changed is more than rounding and too little to accuse."""
-    changed = [f for f in beside if f.severity == "warning" and f.evidence["pattern"] == WORDS[BESIDE][0]]
+def _undecided(findings: list[Finding]) -> str:
+    """Why nothing is decided of changed answers: what changed is more than rounding and too little to accuse."""
+    changed = [f for f in findings if f.evidence.get("decided") is False]
     return f"neither rounding nor a fault is shown: {changed[0].message}" if changed else ""
 
 
 def doubtful(observed: Observed) -> tuple[str, ...]:
-    """Labels of answers beside others of which nothing can be decided without a reference."""
-    table = rows(observed)
-    wrong, limits = _beyond(table, observed, BESIDE)[:2]
-    return tuple(r.label for r in wrong) if wrong and _is_doubtful(wrong, limits, observed, BESIDE, table) else ()
+    """Labels of changed answers of which nothing can be decided without a reference."""
+    table, labels = rows(observed), []
+    for way, members in {BESIDE: table, **further_rows(observed, table)}.items():
+        wrong, limits, _ = _beyond(members, observed, way)
+        if wrong and not _is_slight(wrong, limits, way) and _is_doubtful(wrong, observed, members):
+            labels += [r.label for r in wrong]
+    return tuple(labels)
 
 
 def _leaks(observed: Observed) -> list[Finding]:
@@ -197,7 +199,7 @@ def _changed(table: tuple[Row, ...], observed: Observed, way: str) -> list[Findi
     wrong, limits, noise = _beyond(table, observed, way)
     other = [r for r in _steady(table, way) if r not in wrong and not r.beside.same_text]
     if wrong:
-        return [_wrong(wrong, limits, observed, way, noise, _is_doubtful(wrong, limits, observed, way, table))]
+        return [_wrong(wrong, table, observed, way, limits, noise)]
     if not other:
         return []
     pattern, how = WORDS[way]
@@ -212,19 +214,23 @@ def _changed(table: tuple[Row, ...], observed: Observed, way: str) -> list[Findi
     return [_finding(name, message, first, other, limits.delta, severity="note" if known else "warning")]
 
 
-def _is_doubtful(wrong: list[Row], limits: Limits, observed: Observed, way: str, table: tuple[Row, ...]) -> bool:
-    """Whether what is beyond the limits may still be no fault: a single long prompt that is hardly beyond its limit may
-    be chance among many. So may a few prompts in a lower precision, where the sums of a batch are rounded otherwise and
-    a choice inside the model (an expert, a key) can turn: that moves a token by more than rounding, and not by as much
-    as another request's content does. A fault can move as little."""
+def _is_slight(wrong: list[Row], limits: Limits, way: str) -> bool:
+    """Whether it is a single long prompt that is hardly beyond its limit: that may be chance among many."""
+    return way != BESIDE and len(wrong) == 1 and 1 < limits.excess(wrong[0]) <= 2
+
+
+def _is_doubtful(wrong: list[Row], observed: Observed, table: tuple[Row, ...]) -> bool:
+    """Whether what is beyond the limits may still be no fault: a few prompts in a lower precision, where the sums of a
+    batch are rounded otherwise and a choice inside the model (an expert, a key) can turn. That moves a token by more
+    than rounding, and not by as much as another request's content does. A fault can move as little."""
     prompts, asked = len({r.prompt for r in wrong}), len({r.prompt for r in table})
-    if way != BESIDE:
-        return prompts == 1 and 1 < max(map(limits.excess, wrong)) <= 2
     few = observed.profile != "fp32" and prompts <= MOST_TURNED * asked
     return few and all(max(r.beside.delta or 0.0, r.beside.margin or 0.0) <= TURNED for r in wrong)
 
 
-def _wrong(wrong: list[Row], limits: Limits, observed: Observed, way: str, noise: float, is_doubtful: bool) -> Finding:
+def _wrong(
+    wrong: list[Row], table: tuple[Row, ...], observed: Observed, way: str, limits: Limits, noise: float
+) -> Finding:
     """What is in doubt is a warning, and the check is then undecided, unless a reference has followed each answer."""
     pattern, how = WORDS[way]
     first = max(wrong, key=limits.excess)
@@ -234,13 +240,14 @@ def _wrong(wrong: list[Row], limits: Limits, observed: Observed, way: str, noise
         f"{observed.profile} explains: {first.label!r} {_in_words(first.beside)}; {again} "
         f"{'are equal' if noise == 0 else f'move by {noise:.3g}'}"
     )
-    severity: Severity = "blocker"
-    if is_doubtful and way == BESIDE:
-        severity, words = _in_doubt(wrong, observed)
-        message += f"; {words}"
-    elif is_doubtful:
-        severity = "warning"
-    return _finding(pattern, message, first, wrong, limits.delta, severity=severity)
+    if _is_slight(wrong, limits, way):
+        return _finding(pattern, message, first, wrong, limits.delta, severity="warning")
+    if not _is_doubtful(wrong, observed, table):
+        return _finding(pattern, message, first, wrong, limits.delta)
+    severity, words = _in_doubt(wrong, observed)
+    return _finding(
+        pattern, f"{message}; {words}", first, wrong, limits.delta, severity=severity, decided=severity != "warning"
+    )
 
 
 def _in_doubt(wrong: list[Row], observed: Observed) -> tuple[Severity, str]:
