@@ -234,7 +234,7 @@ async def _cancel(asker: Asker, bodies: list[dict[str, Any]]) -> None:
 
 
 def _usual_s(asker: Asker, number: int) -> float:
-    """Seconds in which a prompt should be answered again: an endpoint that is busy with those that left takes longer."""
+    """Seconds in which a prompt should be answered again: who is busy with clients that left takes longer."""
     alone = next((e for e in asker.exchanges if e.label == f"alone/{number}"), None)
     took_s = (alone.reply.end_ns - alone.reply.sent_ns) / 1e9 if alone is not None else 0.0
     return max(asker.client.limits.stall_s, PATIENCE * took_s)
