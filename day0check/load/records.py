@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# refused: no connection; silent: no byte of an answer in time; stalled: no byte for too long inside one; late: the whole
-# request took too long; dropped: the connection ended inside the answer; garbage: no JSON or no HTTP; flood: more bytes than any answer may have; cut: we left on
-# purpose; unsent: the bounds of the run were reached
+# refused: no connection; silent: no byte of an answer in time; stalled: no byte for too long inside one; late: the
+# whole request took too long; dropped: the connection ended inside the answer; garbage: no JSON or no HTTP; flood: more
+# bytes than any answer may have; cut: we left on purpose; unsent: the bounds of the run were reached
 Fault = Literal["", "refused", "silent", "stalled", "late", "dropped", "garbage", "flood", "cut", "unsent"]
 
 
