@@ -8,7 +8,7 @@ from functools import cache, partial
 import torch
 
 from day0check.compare.claims import as_claimed
-from day0check.compare.directions import STEP, Parameter
+from day0check.compare.directions import STEP, Parameter, Unclaimed
 from day0check.compare.equal_rows import rows_as_one
 from day0check.compare.equal_weights import largest_alike
 from day0check.compare.judgement import Judgement, merge
@@ -18,6 +18,7 @@ from day0check.compare.replay import Replay
 from day0check.compare.rounding import BLOCK_FORMATS, WEIGHTS, Mode, Rounder, random_variance, round_blocks, ulp
 from day0check.compare.scale_blocks import told_by_block
 from day0check.compare.sums import float32_floor, simple_floor
+from day0check.contracts.contract import Contract
 from day0check.contracts.profiles import Profile
 
 BLOCK_ELEMENTS = 2**22  # float64 elements of arguments and results that one block of rows may hold
@@ -137,6 +138,11 @@ def _judge_block(
     plain = replay if block is None else _quantised(replay, block, "nearest", None)
     rounded = cache(lambda: plain.run(Rounder(points, "nearest", leave=contract.result_points()), function))
     changes = {d.argument: cache(partial(_change, replay, oracle, d.argument)) for d in contract.directions}
+    exact = cache(lambda: oracle if block is None else plain.run(Rounder({}, "nearest"), function))
+    further = {
+        p: cache(lambda p=p: plain.run(Rounder({p: profile.act_dtype}, "nearest"), function))
+        for p in unclaimed_points(contract, profile)
+    }
     for i, (result, spec) in enumerate(zip(results, contract.results, strict=True)):
         if not oracle[i].is_floating_point():
             judged.append(_equal(result, oracle[i], spec.rows))
@@ -155,6 +161,9 @@ def _judge_block(
                 Parameter(d.argument, d.words, d.per_head, partial(_of_result, changes[d.argument], i))
                 for d in contract.directions
             ),
+            unclaimed=tuple(
+                Unclaimed(p, f"rounded at '{p}'", lambda p=p, i=i: further[p]()[i] - exact()[i]) for p in further
+            ),
             groups=groups,
             coupled=bool(FEEDS_BACK & set(inner)),
             alike=_rows_as_one(replay, mask) if "p" in inner else 1.0,
@@ -164,6 +173,15 @@ def _judge_block(
             judgement = told_by_block(judgement, replay, result, oracle[i])
         judged.append(Judgement(**{**judgement.__dict__, "axis": spec.rows}))
     return judged
+
+
+def unclaimed_points(contract: Contract, profile: Profile) -> tuple[str, ...]:
+    """The inner points of a contract that the profile does not round, but another form of it does. Rounding there
+    may make less error than what is claimed, and still it is another precision than the one that was claimed."""
+    if profile.act_dtype == "float32":
+        return ()
+    claimed = (*profile.points_of(contract.name), *contract.result_points(), *FEEDS_BACK)
+    return tuple(p for p in contract.points if p not in claimed)
 
 
 def _rows_as_one(replay: Replay, keep: torch.Tensor | None) -> float:

@@ -4,7 +4,7 @@ have been seen. Legend as in `slopes.py`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,6 +14,7 @@ from day0check.compare.slopes import Lanes, Projection, family, lanes, over_rows
 
 STEP = 2.0**-12  # relative change of a parameter in the finite difference
 LARGEST = 0.5
+LEAST_ROUNDING = 0.5  # share of the change by an unclaimed rounding below which the error does not hold it
 EXPLAINS = 0.5  # share of the excess error that a statement must explain to be told beside another statistic
 
 
@@ -25,6 +26,16 @@ class Parameter:
     words: str
     per_head: bool
     derivative: Callable[[], torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Unclaimed:
+    """A rounding point that the contract names and the claimed precision leaves out: its words, and the change of the
+    result [rows, ...] float64 by rounding to nearest there. An error that holds this change once was rounded there."""
+
+    point: str
+    words: str
+    change: Callable[[], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,8 @@ class Statement:
         return self.significance > self.limit
 
     def text(self) -> str:
+        if self.key.startswith("rounding"):
+            return f"{self.subject}: the error holds the change by it {self.amplitude:.2g} times (± {self.spread:.1g})"
         size = abs(self.amplitude)
         way = "large" if self.amplitude > 0 else "small"
         return f"{self.subject} {100 * size:.3g}% too {way} (± {100 * self.spread:.1g}%)"
@@ -89,6 +102,17 @@ def parameter_statements(known: Known, parameters: Iterable[Parameter]) -> list[
             continue
         change = torch.where(known.counted, torch.nan_to_num(change.reshape(known.oracle.shape)), 0.0)
         found += _decided(known, change, lambda own, p=parameter: _directions(known, own, p))
+    return found
+
+
+def rounding_statements(known: Known, unclaimed: Iterable[Unclaimed]) -> list[Statement]:
+    """How often the change by each unclaimed rounding is in the error, one operator evaluation each: a legal error
+    holds none of it, however much larger than that change it is."""
+    found: list[Statement] = []
+    for rounding in unclaimed:
+        change = rounding.change().reshape(known.oracle.shape)
+        change = torch.where(known.counted, torch.nan_to_num(change), 0.0)
+        found += _decided(known, change, lambda own, r=rounding: _rounded(known, own, r))
     return found
 
 
@@ -136,15 +160,21 @@ def _directions(known: Known, own: Lanes, parameter: Parameter) -> list[Statemen
     found = [_whole(known, own, f"direction_{parameter.name}", parameter.words, pattern)]
     if parameter.per_head and own.rows.shape[2] > 1:
         found += _per_head(known, own, f"direction_{parameter.name}_head", f"{parameter.words} of ")
-    return [_worth_telling(s) for s in found if s is not None]
+    return [_at_least(s, slopes.LEAST_PARAMETER) for s in found if s is not None]
 
 
-def _worth_telling(s: Statement) -> Statement:
-    """A parameter error below a thousandth is no finding, however significant."""
-    power = max(s.power, slopes.LEAST_PARAMETER)
-    if abs(s.amplitude) > slopes.LEAST_PARAMETER:
-        return Statement(**{**s.__dict__, "power": power})
-    return Statement(**{**s.__dict__, "power": power, "significance": min(s.significance, s.limit)})
+def _rounded(known: Known, own: Lanes, rounding: Unclaimed) -> list[Statement]:
+    words = f"{rounding.words}, unclaimed"
+    found = _whole(known, own, f"rounding_{rounding.point}", words, words)
+    return [] if found is None else [_at_least(found, LEAST_ROUNDING)]
+
+
+def _at_least(s: Statement, least: float) -> Statement:
+    """The statement, which is no finding below `least`, however significant."""
+    power = max(s.power, least)
+    if abs(s.amplitude) > least:
+        return replace(s, power=power)
+    return replace(s, power=power, significance=min(s.significance, s.limit))
 
 
 def _whole(known: Known, own: Lanes, key: str, subject: str, pattern: str) -> Statement | None:

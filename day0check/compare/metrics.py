@@ -13,6 +13,7 @@ from day0check.compare.directions import (
     Known,
     best_explanation,
     parameter_statements,
+    rounding_statements,
     slope_statements,
 )
 from day0check.compare.judgement import MOST_BAD, Judgement, beyond
@@ -150,6 +151,7 @@ def _by_ratio(
     statements = slope_statements(known)
     if thorough or failing or any(s.beyond for s in statements) or statistics.get("whole", 0.0) > BENIGN_WHOLE:
         statements += parameter_statements(known, expected.parameters)
+        statements += rounding_statements(known, expected.unclaimed)
     for statement in statements:
         statistics[statement.key], limits[statement.key] = statement.significance, statement.limit
         if statement.key.startswith("direction"):

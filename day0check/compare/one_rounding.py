@@ -14,6 +14,7 @@ from day0check.compare.directions import (
     Known,
     Parameter,
     Statement,
+    Unclaimed,
     best_explanation,
     parameter_statements,
     slope_statements,
@@ -49,6 +50,7 @@ class Expected:
     least: torch.Tensor | None = None
     nearest: Callable[[], torch.Tensor] | None = None
     parameters: tuple[Parameter, ...] = ()
+    unclaimed: tuple[Unclaimed, ...] = ()
     groups: tuple[tuple[str, torch.Tensor], ...] = ()
     coupled: bool = False
     alike: float = 1.0
