@@ -7,7 +7,8 @@ once `strict_sums` has forbidden the shortcuts.
 
 from __future__ import annotations
 
-import weakref
+import threading
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,6 @@ from torch import Tensor
 
 SCALE_COLUMNS = 128  # columns of a row that share the scale of its FP8 codes
 BLOCK_ELEMENTS = 1 << 22  # largest float32 intermediate of a blocked operator: 16 MiB
-COPIED_BYTES = 64 << 20  # of a CPU's float32 copies of weights that are kept
 CACHE_ELEMENTS = 1 << 16  # of a block that passes over its rows several times on a CPU: what the caches hold
 
 
@@ -27,34 +27,41 @@ def wide(x: Tensor) -> Tensor:
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T unrounded: `x` [..., in], `weight` [out, in], result in the wide type of `x`."""
     a = wide(x)
-    return a @ widened(weight, a.dtype).T
+    if weight.dtype == a.dtype:
+        return a @ weight.T
+    parts = [a @ part.T for part in wide_parts(weight, a.dtype)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-_copies: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
+def wide_parts(weight: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """`weight` [n, ...] in the wide type `dtype`, some of its n at a time, each valid until the next is asked for.
+
+    A CPU widens every part into the same memory of its thread, at most BLOCK_ELEMENTS (or one of the n): a decode step
+    allocates no copies, and none is kept for a layer.
+    """
+    in_place = weight.device.type == "cpu" and weight.dtype != dtype and not torch.compiler.is_compiling()
+    if not in_place or not weight.numel():
+        yield weight.to(dtype)
+        return
+    for some in row_blocks(weight.shape[0], weight[0].numel()):
+        part = weight[some]
+        yield _widening.room(part.numel(), dtype).view(part.shape).copy_(part)
 
 
-def widened(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`weight` in the wide type `dtype`. What a CPU has to copy for that is kept as long as the weight lives, up to
-    COPIED_BYTES for all weights together: a decode step would make the same copies again and again."""
-    if weight.dtype == dtype:
-        return weight
-    known = _copies.get(id(weight))
-    if known is not None and known[0]() is weight and known[1] == weight._version and known[2].dtype == dtype:
-        return known[2]
-    copy = weight.to(dtype)
-    if weight.device.type == "cpu" and _room_for(copy):
-        key = id(weight)
-        _copies[key] = (weakref.ref(weight, lambda _: _copies.pop(key, None)), weight._version, copy)
-    return copy
+class _Widening(threading.local):
+    """Memory of one thread for the part of a weight that is being multiplied."""
+
+    def __init__(self) -> None:
+        self.rooms: dict[torch.dtype, Tensor] = {}
+
+    def room(self, elements: int, dtype: torch.dtype) -> Tensor:
+        held = self.rooms.get(dtype)
+        if held is None or held.numel() < elements:
+            held = self.rooms[dtype] = torch.empty(elements, dtype=dtype)
+        return held[:elements]
 
 
-def _room_for(copy: Tensor) -> bool:
-    return copied_bytes() + copy.numel() * copy.element_size() <= COPIED_BYTES
-
-
-def copied_bytes() -> int:
-    """Bytes of the wide copies that are kept now."""
-    return sum(copy.numel() * copy.element_size() for _, _, copy in list(_copies.values()))
+_widening = _Widening()
 
 
 def dequantised(x: Tensor, scale: Tensor) -> Tensor:
@@ -69,16 +76,21 @@ def linear(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, x_scale: Te
     holds E4M3 codes with a scale per 128 columns and the result has the type of `weight`."""
     if x_scale is not None:
         return linear(dequantised(x, x_scale), weight=weight, bias=bias).to(weight.dtype)
-    if x.device.type != "cpu" or x.dtype in (torch.float32, torch.float64):
-        return F.linear(x, widened(weight, x.dtype), None if bias is None else bias.to(x.dtype))
+    if x.device.type != "cpu" or x.dtype == weight.dtype in (torch.float32, torch.float64):
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     y = product(x, weight)
     return (y if bias is None else y + wide(bias)).to(x.dtype)
 
 
 def per_head(x: Tensor, *, weight: Tensor) -> Tensor:
     """x_h W_h for every head: `x` [rows, H, in], `weight` [H, in, out], result [rows, H, out] in the type of `x`."""
-    a, w = (x, weight.to(x.dtype)) if x.device.type != "cpu" else (wide(x), widened(weight, wide(x).dtype))
-    return torch.bmm(a.transpose(0, 1), w).transpose(0, 1).to(x.dtype)
+    a = (x if x.device.type != "cpu" else wide(x)).transpose(0, 1)
+    first, heads = 0, []
+    for part in wide_parts(weight, a.dtype):
+        heads.append(torch.bmm(a[first : first + len(part)], part))
+        first += len(part)
+    y = heads[0] if len(heads) == 1 else torch.cat(heads)
+    return y.transpose(0, 1).to(x.dtype)
 
 
 def strict_sums() -> None:
