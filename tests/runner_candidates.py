@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from day0check.errors import Unavailable
-from day0check.probe.recorder import Caller
+from day0check.probe.recorder import Caller, Observer, Recorder
 from day0check.probe.registry import Operators
 from day0check.probe.rows import RowMap
 
@@ -36,6 +36,7 @@ class Healthy:
 
     def run(self, requests, schedule, recorder):
         assert self.loaded
+        self.recorder = recorder
         name, tokens = requests[0].id, requests[0].turns[0].tokens
         caller = Caller(self.table, recorder)
         with recorder.step("prefill", RowMap((name,), (0,) * len(tokens), tuple(range(len(tokens)))), 0):
@@ -76,6 +77,23 @@ class Moody(Healthy):
 
     def do_sys_exit(self):
         sys.exit("enough")
+
+    def do_watched(self):
+        self.calls(watching_s=0.3)
+
+    def do_slow(self):
+        self.calls(own_s=0.3)
+
+    def calls(self, own_s=0.0, watching_s=0.0):
+        """Ten calls that take some time each, or whose observers do."""
+
+        class Slow(Observer):
+            def after(self, call, token, results):
+                time.sleep(watching_s)
+
+        recorder = Recorder([Slow()], self.recorder.heartbeat)
+        for _ in range(10):
+            recorder.call("layers.01", "norm.rms", lambda: time.sleep(own_s), (), {})
 
     def do_sleep(self):
         time.sleep(600)

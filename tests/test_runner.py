@@ -6,13 +6,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from day0check.errors import ExitCode, NothingSelected, UsageError
-from day0check.runner import RunPlan, default_memory_limit, default_out, prepare_out, run
+from day0check.runner import RunPlan, _Lane, default_memory_limit, default_out, prepare_out, run
 from day0check.snapshot import case_directory, read_measures
 from day0check.types import Request, RunCase, Schedule, Turn
 
@@ -84,6 +86,30 @@ def test_a_candidate_without_end_of_memory_is_ended_by_us(tmp_path, what):
     assert "0.879 GiB" in results[0].candidate.message
     assert limit < results[0].candidate.peak_rss_bytes < 2 * limit
     assert "allocate" not in {p.name() for p in psutil.Process().children(recursive=True)}
+
+
+def test_the_time_that_watching_takes_is_not_the_candidates(tmp_path):
+    """Catches a healthy candidate on a slow device that is failed for what judging it costs, and a slow one that is
+    given time without end."""
+    results = run(plan(tmp_path, case("watched", time_limit_s=1.5), case("slow", time_limit_s=1.5)))
+    assert statuses(results) == {"watched": "finished", "slow": "timeout"}
+    assert results[0].candidate.seconds > 2.5
+
+
+def test_a_reference_that_waited_has_its_whole_time(tmp_path):
+    """Catches a reference process, started while its case was still running, that is ended for the time it waited."""
+    first, second = case("first"), case("second")
+    lane = _Lane(plan(tmp_path, first, second, reference=True), "reference", deque())
+    lane.process, told = SimpleNamespace(tell=lambda name: told.append(name)), []
+    lane.since -= 1e4
+    lane.queue.append(first)
+    lane.feed()
+    assert lane.deadline > time.monotonic()
+    lane.since -= 1e4
+    lane.queue.append(second)
+    lane.feed()
+    assert lane.deadline < time.monotonic()  # it is at work: another case gives it no time
+    assert told == [first.id, second.id]
 
 
 def test_a_candidate_that_dies_again_and_again_is_given_up(tmp_path):

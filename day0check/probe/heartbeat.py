@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, Union
 
-SLOT = struct.Struct("<QqH16sH400sQ")  # number, step, phase length, phase, tap length, tap, number again
+SLOT = struct.Struct("<QqdH16sH400sQ")  # number, step, watched, phase length, phase, tap length, tap, number again
 SIZE = 2 * SLOT.size
 
 
 @dataclass(frozen=True)
 class Beat:
-    """The operator call that had begun last: `tap` as in `Call.tap`, `beats` calls so far."""
+    """The operator call that had begun last: `tap` as in `Call.tap`, `beats` calls so far, and the seconds that the
+    observers of the calls before took, which no time limit of the candidate's holds."""
 
     tap: str
     phase: str
     step: int
     beats: int
+    watched_s: float = 0.0
 
 
 class Heartbeat:
@@ -36,7 +38,7 @@ class Heartbeat:
             self._map = mmap.mmap(file.fileno(), SIZE)
         self._beats = 0
 
-    def beat(self, tap: str, phase: str, step: int) -> None:
+    def beat(self, tap: str, phase: str, step: int, watched_s: float = 0.0) -> None:
         self._beats += 1
         tap_bytes, phase_bytes = tap.encode()[:400], phase.encode()[:16]
         SLOT.pack_into(
@@ -44,6 +46,7 @@ class Heartbeat:
             (self._beats & 1) * SLOT.size,
             self._beats,
             step,
+            watched_s,
             len(phase_bytes),
             phase_bytes,
             len(tap_bytes),
@@ -69,8 +72,8 @@ def parse(data: bytes) -> Optional[Beat]:
     for at in (0, SLOT.size):
         if len(data) < at + SLOT.size:
             break
-        number, step, phase_length, phase, tap_length, tap, again = SLOT.unpack_from(data, at)
+        number, step, watched_s, phase_length, phase, tap_length, tap, again = SLOT.unpack_from(data, at)
         if number == 0 or number != again or (best is not None and number < best.beats):
             continue
-        best = Beat(tap[:tap_length].decode(errors="replace"), phase[:phase_length].decode(), step, number)
+        best = Beat(tap[:tap_length].decode(errors="replace"), phase[:phase_length].decode(), step, number, watched_s)
     return best

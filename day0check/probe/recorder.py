@@ -13,6 +13,7 @@ chosen taps to disk) and `capture.Digests`. Standard library + torch >= 2.1, Pyt
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -77,7 +78,8 @@ class Recorder:
         self.observers: List[Observer] = list(observers)
         # of (place, operator, site): set by a rank's backend
         self.dims: Optional[Callable[[str, str, str], str]] = None
-        self.heartbeat = heartbeat  # `.beat(tap, phase, step)`: where an abort happened is read from it
+        self.heartbeat = heartbeat  # `.beat(tap, phase, step, watched_s)`: where an abort happened is read from it
+        self.watched_s = 0.0  # that the observers took so far; on a device also what they waited for its calls
         self.phase, self.rows, self.order, self.current_step = "start", NO_ROWS, 0, 0
 
     @contextlib.contextmanager
@@ -85,8 +87,9 @@ class Recorder:
         """All calls inside belong to this step. Steps do not nest."""
         self.phase, self.rows, self.current_step = phase, rows, step
         yield
-        for observer in self.observers:
-            observer.end_step(step)
+        with self._watching():
+            for observer in self.observers:
+                observer.end_step(step)
 
     @contextlib.contextmanager
     def between(self, phase: str, rows: RowMap, step: int) -> Iterator[None]:
@@ -100,8 +103,17 @@ class Recorder:
             self.phase, self.rows, self.current_step = before
 
     def end_case(self) -> None:
-        for observer in self.observers:
-            observer.end_case()
+        with self._watching():
+            for observer in self.observers:
+                observer.end_case()
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.watched_s += time.perf_counter() - begin
 
     def call(
         self,
@@ -120,12 +132,14 @@ class Recorder:
         call = Call(place, operator, site, self.phase, self.current_step, self.order, rows, args, kwargs, dims)
         self.order += 1
         if self.heartbeat is not None:
-            self.heartbeat.beat(call.tap, call.phase, call.step)
-        tokens = [observer.before(call) for observer in self.observers]
+            self.heartbeat.beat(call.tap, call.phase, call.step, self.watched_s)
+        with self._watching():
+            tokens = [observer.before(call) for observer in self.observers]
         result = function(*args, **kwargs)
         results = result if isinstance(result, tuple) else (() if result is None else (result,))
-        for observer, token in zip(self.observers, tokens):
-            observer.after(call, token, results)
+        with self._watching():
+            for observer, token in zip(self.observers, tokens):
+                observer.after(call, token, results)
         return result
 
     def show(
@@ -137,9 +151,10 @@ class Recorder:
         call = Call(place, operator, site, self.phase, self.current_step, self.order, rows, (), {})
         self.order += 1
         if self.heartbeat is not None:
-            self.heartbeat.beat(call.tap, call.phase, call.step)
-        for observer in self.observers:
-            observer.shown(call, results)
+            self.heartbeat.beat(call.tap, call.phase, call.step, self.watched_s)
+        with self._watching():
+            for observer in self.observers:
+                observer.shown(call, results)
 
 
 class Caller:

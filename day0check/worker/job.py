@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from day0check.errors import Day0Error, ExitCode, InputError, UsageError
+from day0check.probe.heartbeat import read as read_heartbeat
 from day0check.probe.records import replace_json
+from day0check.snapshot import case_directory
 from day0check.types import RunCase, from_json, to_json
 
 RunStatus = Literal["finished", "failed", "aborted", "timeout", "memory", "unavailable"]
@@ -97,6 +99,14 @@ def read_record(directory: Path) -> RunRecord | None:
         return from_json(RunRecord, json.loads(path.read_text()))
     except ValueError as error:
         raise InputError(str(error), where=str(path), todo="run the case again") from error
+
+
+def watched_s(out: Path, case_id: str) -> float:
+    """Seconds that watching a case has taken so far, of its slowest rank: judging in the candidate's process, which is
+    no time of the candidate's own. What is being watched at this moment is not in it, so that a hang shows."""
+    roots = (out, *(out / "ranks").glob("*"))
+    beats = [read_heartbeat(case_directory(root, case_id, "candidate") / "heartbeat") for root in roots]
+    return max((beat.watched_s for beat in beats if beat is not None), default=0.0)
 
 
 def load_job(path: str) -> Job:

@@ -28,7 +28,7 @@ from day0check.probe.heartbeat import Beat, read
 from day0check.probe.records import Lines, replace_json
 from day0check.snapshot import case_directory
 from day0check.types import RunCase, to_json
-from day0check.worker.job import Job, RunRecord, error_from, read_record, write_record
+from day0check.worker.job import Job, RunRecord, error_from, read_record, watched_s, write_record
 from day0check.worker.process import Process, kill_all, signal_name
 
 HOST = "127.0.0.1"
@@ -128,7 +128,8 @@ class _Crew:
             if grace_until is not None and time.monotonic() > grace_until:
                 return self._failed(case, ended)
             loading = {"start", "load"} & set(stages.values())
-            if not loading and time.monotonic() - since > limit_s - min(2.0, 0.2 * limit_s):
+            late = time.monotonic() - since - limit_s + min(2.0, 0.2 * limit_s)
+            if not loading and late > 0 and late > watched_s(self.out, case.id):
                 return self._late(case, ended, limit_s)
             time.sleep(_TICK_S)
         return None

@@ -15,10 +15,10 @@ def test_last_beat_survives_an_abort(tmp_path):
     code = (
         "import os, sys\nfrom day0check.probe.heartbeat import Heartbeat\n"
         f"h = Heartbeat({str(path)!r})\nh.beat('a', 'prefill', 0)\n"
-        "h.beat('layers.03.dsa.select', 'decode', 9)\nos.abort()"
+        "h.beat('layers.03.dsa.select', 'decode', 9, 2.5)\nos.abort()"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode != 0
-    assert read(path) == Beat("layers.03.dsa.select", "decode", 9, 2)
+    assert read(path) == Beat("layers.03.dsa.select", "decode", 9, 2, 2.5)
 
 
 def test_nothing_and_no_beat(tmp_path):
