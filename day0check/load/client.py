@@ -12,6 +12,7 @@ import math
 import ssl
 import time
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -74,6 +75,7 @@ class _Seen:
     reused: bool = False
     fault: Fault = ""
     detail: str = ""
+    retry_after_s: float | None = None
     reads: list[tuple[int, bytes]] = field(default_factory=list)
 
 
@@ -217,6 +219,7 @@ class Client:
             seen.fault,
             seen.detail,
             seen.streamed and seen.status == 200,
+            seen.retry_after_s,
         )
 
     async def _exchange(
@@ -243,6 +246,7 @@ class Client:
                 seen.status = response.status
                 if 300 <= response.status < 400:
                     seen.detail = f"a redirect to {response.headers.get('Location', 'nowhere')}"
+                seen.retry_after_s = retry_after(response.headers.get("Retry-After", ""))
                 seen.streamed = response.content_type == "text/event-stream"
                 fault, detail = await self._read(response, seen, cut_after)
                 seen.fault, seen.detail = fault, detail or seen.detail
@@ -311,3 +315,15 @@ def fault_of(error: BaseException, *, answering: bool) -> tuple[Fault, str]:
     if isinstance(error, gone):
         return "dropped", "the connection ended inside the answer" if answering else "the connection ended, no answer"
     return "garbage", text
+
+
+def retry_after(value: str, now: float | None = None) -> float | None:
+    """Seconds that a Retry-After header asks for, as a number or as a date, never less than 0; None where it says
+    neither. `now`: seconds since the epoch. Source: RFC 9110, section 10.2.3."""
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        at = parsedate_to_datetime(value).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return max(0.0, at - (time.time() if now is None else now))

@@ -16,6 +16,7 @@ class Reply:
     """One request on the wire. `status` 0: no status line came. `reads`: (time, bytes) of every read of the body.
 
     `scheduled_ns` is when the plan wanted it sent, `sent_ns` when it was; both are the same outside an open loop.
+    `retry_after_s`: when the endpoint says one should come again, None where it does not say.
     """
 
     status: int
@@ -26,6 +27,7 @@ class Reply:
     fault: Fault = ""
     detail: str = ""
     streamed: bool = False
+    retry_after_s: float | None = None
 
     @property
     def body(self) -> bytes:

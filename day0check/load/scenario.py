@@ -25,8 +25,9 @@ PARTS = ("parameters", "wire", "tools", "interference", "speed")
 FAULTS_IN_A_ROW = 3  # after so many requests without an answer the endpoint is left alone
 FAULTY = ("refused", "silent", "stalled", "late", "dropped")
 SETTLE_S = 5.0
-START_S, START_LOOKS_S = 120.0, 0.25  # a server that is loading says so under /health
+START_S = 120.0  # a server that is loading says so under /health
 RECOVER_S = 20.0  # and one that looks after itself, having refused a request
+FIRST_LOOK_S, RAREST_LOOK_S = 0.1, 2.0  # between two looks, each twice the one before, where it does not say when
 PLAIN_TOKENS = 16
 TOKEN_IDS = (65, 98, 99, 66, 100, 101, 67, 102, 103, 68, 104, 105, 69)  # in the vocabulary of any model
 
@@ -90,12 +91,9 @@ class Asker:
     async def _until_ready_again(self, exchanges: list[Exchange]) -> None:
         """Where one of these was refused with 503 by an endpoint that says under /health that it is not ready, waits
         until it is: the questions that are left are not spent on it. Raises GivenUp when it goes on so."""
-        end = time.monotonic() + RECOVER_S
         refused = any(e.reply.status == 503 for e in exchanges)
-        while refused and (await self.client.get("/health")).status == 503:
-            if time.monotonic() > end:
-                raise GivenUp(f"/health has been answering 503 for {RECOVER_S:.0f} s after a request was refused so")
-            await asyncio.sleep(START_LOOKS_S)
+        if refused and await health_within(self.client, RECOVER_S) is None:
+            raise GivenUp(f"/health has been answering 503 for {RECOVER_S:.0f} s after a request was refused so")
 
     async def at_once(
         self,
@@ -167,17 +165,29 @@ async def half_of(events: dict[str, asyncio.Event]) -> None:
             task.cancel()
 
 
+async def health_within(client: Client, seconds: float) -> Reply | None:
+    """The first reply under /health that is not 503, None where there is none for `seconds`. Looks again when the
+    endpoint says (Retry-After), or else more and more rarely."""
+    end, pause_s = time.monotonic() + seconds, FIRST_LOOK_S
+    while (health := await client.get("/health")).status == 503:
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            return None
+        asked_s = pause_s if health.retry_after_s is None else health.retry_after_s
+        await asyncio.sleep(min(max(asked_s, FIRST_LOOK_S), left_s))
+        pause_s = min(2 * pause_s, RAREST_LOOK_S)
+    return health
+
+
 async def until_started(asker: Asker) -> None:
     """Waits for an endpoint that says of itself that it is not ready yet. Raises UsageError when it goes on so."""
-    end = time.monotonic() + START_S
-    while (health := await asker.client.get("/health")).status == 503:
-        if time.monotonic() > end:
-            raise UsageError(
-                f"/health has been answering 503 for {START_S:.0f} s: it is not ready yet",
-                where=asker.client.target.base,
-                todo="wait until the server has started, or look into its log",
-            )
-        await asyncio.sleep(START_LOOKS_S)
+    health = await health_within(asker.client, START_S)
+    if health is None:
+        raise UsageError(
+            f"/health has been answering 503 for {START_S:.0f} s: it is not ready yet",
+            where=asker.client.target.base,
+            todo="wait until the server has started, or look into its log",
+        )
     if health.fault == "unsent":
         raise GivenUp("the bounds of this run were reached while the endpoint started")
 
