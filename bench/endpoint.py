@@ -6,8 +6,9 @@
 Figures are by the definitions of `vllm bench serve`: TTFT to the first chunk with choices, the role chunk too; TPOT
 from there to the last such chunk over tokens - 1; tokens over the time from the first send to the last end. They agree
 when the ratio of medians is within that tool's own spread from run to run. Cost: processor time of the whole client
-process; its start-up is taken out by the difference of two loads. Prints one JSON object; exit code 1 on disagreement,
-and where that spread is so large that nothing can be said (`agrees` is null).
+process; its start-up is taken out by the difference of two loads. The third opinion is the server's: its own mean TTFT
+over each load, and how much later each client's is. Prints one JSON object; exit code 1 on disagreement, and where that
+spread is so large that nothing can be said (`agrees` is null).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,8 +39,9 @@ from day0check.load.stream_loop import run_streams
 from day0check.load.traffic import Load, closed_loop
 
 PROMPT_TOKENS, OUTPUT_TOKENS, CONCURRENCY, REQUESTS, WARMUP = 128, 32, 4, 80, 8
-MORE_REQUESTS = {"ours": 3600, "vllm_bench": 3600, "guidellm": 320}  # of the larger load that gives a token's cost
+MORE_REQUESTS = {"ours": 3600, "vllm_bench": 3600, "guidellm": 1600}  # of the larger load that gives a token's cost
 MOST_SPREAD = 2.0  # of that tool against itself: beyond it the machine is too busy to compare anything
+SERVER_TTFT = "server_ttft_mean_ms"
 NAMES = ("ttft_p50_ms", "tpot_p50_ms", "output_tokens_per_s")
 Figures = dict[str, float]
 Made = tuple[Figures, float]  # with the processor seconds of the run
@@ -223,13 +226,39 @@ class Runs:
         key = f"{client} {requests} {seed}"
         if key not in self._made:
             run = {"ours": run_ours, "vllm_bench": run_vllm, "guidellm": run_guidellm}[client]
-            self._made[key] = figures, cpu_s = run(self.targets, self.url, requests, seed)
+            before = ttft_of_server(self.url)
+            figures, cpu_s = run(self.targets, self.url, requests, seed)
+            (seconds, count), (seconds_before, count_before) = ttft_of_server(self.url), before
+            if count > count_before:
+                figures = figures | {SERVER_TTFT: 1e3 * (seconds - seconds_before) / (count - count_before)}
+            self._made[key] = figures, cpu_s
             print(f"{key}: {figures}, {cpu_s:.2f} s of processor", file=sys.stderr, flush=True)
             if self.file is not None:
                 row = {"url": self.url, "key": key, "figures": figures, "cpu_s": cpu_s}
                 with self.file.open("a", encoding="utf-8") as out:
                     out.write(json.dumps(row) + "\n")
         return self._made[key]
+
+
+def ttft_of_server(url: str) -> tuple[float, float]:
+    """(seconds, requests) of the server's own time to first token so far: the sum and count of its histogram, over all
+    it has answered. (0, 0) where it tells none."""
+    try:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+    except OSError:
+        return 0.0, 0.0
+    name = "vllm:time_to_first_token_seconds"
+    seconds, count = (sum(float(n.split()[-1]) for n in lines if n.startswith(f"{name}_{p}")) for p in ("sum", "count"))
+    return seconds, count
+
+
+def beyond_server(made: Sequence[Figures]) -> dict[str, float] | None:
+    """Medians over loads: the server's own mean TTFT, and how much more a client's median is; None if it told none."""
+    if not all(SERVER_TTFT in f for f in made):
+        return None
+    later = statistics.median(f["ttft_p50_ms"] - f[SERVER_TTFT] for f in made)
+    return {"server_ms": round(statistics.median(f[SERVER_TTFT] for f in made), 3), "later_ms": round(later, 3)}
 
 
 def main(arguments: list[str]) -> int:
@@ -286,14 +315,15 @@ def compare(given: argparse.Namespace, targets: Path, url: str) -> int:
     figures = compared(*([made for made, _ in kept[client]] for client in kept))
     costs = {c: cost_us(kept[c], runs.made(c, MORE_REQUESTS[c], 100 + n)) for n, c in enumerate(kept)}
     if given.guidellm:
-        small = runs.made("guidellm", given.requests, 200)
-        costs["guidellm"] = cost_us([small], runs.made("guidellm", MORE_REQUESTS["guidellm"], 201))
+        small = [runs.made("guidellm", given.requests, seed) for seed in (200, 202)]
+        costs["guidellm"] = cost_us(small, runs.made("guidellm", MORE_REQUESTS["guidellm"], 201))
     ours = costs["ours"][0]
     cheap = all(ours <= 0.5 * cost for name, (cost, _) in costs.items() if name != "ours")
     verdicts = [row["agrees"] for row in figures.values()]
     agrees = False if False in verdicts else None if None in verdicts else True
     table = {
         "figures": figures,
+        "ttft_beyond_the_servers": {c: beyond_server([made for made, _ in kept[c]]) for c in kept},
         "cpu_us_per_token": {name: round(cost, 1) for name, (cost, _) in costs.items()},
         "cpu_us_not_known": {name: round(off, 1) for name, (_, off) in costs.items()},
         "load_average": round(os.getloadavg()[0], 1),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from email.utils import formatdate
 
 import pytest
+from aiohttp import web
+from mock_endpoint import Endpoint, serving
 from test_client import raw_server
 
+from day0check.load.asks import COMPLETIONS, Dialect, ask
 from day0check.load.client import Client, Limits, retry_after, target_of
 from day0check.load.records import Reply
-from day0check.load.scenario import health_within
+from day0check.load.scenario import Asker, Wish, health_within, until_started
 
 DATE = "Fri, 31 Dec 1999 23:59:59 GMT"
 AT_DATE = 946684799.0
@@ -82,3 +87,43 @@ def test_the_client_reads_the_header() -> None:
                 return await client.get("/health")
 
         assert asyncio.run(go()).retry_after_s == 7.0
+
+
+class ComesBack(Endpoint):
+    """Refuses the second question; /health then says once when to look again, and says yes after that."""
+
+    def __init__(self, *, as_date: bool) -> None:
+        super().__init__()
+        self.as_date, self.asked, self.looks = as_date, 0, []
+
+    async def health(self, _: web.Request) -> web.Response:
+        self.looks.append(time.time())
+        if self.asked != 2 or len(self.looks) > 2:  # the first look is that of the start
+            return web.Response()
+        again = formatdate(time.time() + 2, usegmt=True) if self.as_date else "1"  # a date has whole seconds
+        return web.Response(status=503, headers={"Retry-After": again})
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked += 1
+        return web.Response(status=503) if self.asked == 2 else await super().answer(request)
+
+
+@pytest.mark.parametrize("as_date", [False, True])
+def test_an_endpoint_that_names_its_time_is_not_asked_before(as_date: bool) -> None:
+    """Would catch a run that asks on, or looks again, before the time that the endpoint names on the wire."""
+    endpoint = ComesBack(as_date=as_date)
+
+    async def go(url: str) -> tuple[int, int, float]:
+        async with Client(target_of(url), Limits()) as client:
+            asker = Asker(client, Wish())
+            await until_started(asker)
+            body = ask(Dialect("completions", "mock"), "Hello", max_tokens=2)
+            first, second = [(await asker(f"question/{i}", body, path=COMPLETIONS)).reply.status for i in range(2)]
+            return first, second, time.time()
+
+    with serving(endpoint) as url:
+        first, second, went_on = asyncio.run(go(url))
+    assert (first, second) == (200, 503)
+    assert len(endpoint.looks) == 3
+    assert endpoint.looks[2] - endpoint.looks[1] >= 0.99
+    assert went_on >= endpoint.looks[2]
