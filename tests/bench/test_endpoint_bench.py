@@ -36,7 +36,7 @@ vllm:time_to_first_token_seconds_created{engine="0"} 1.7e+09
 
 
 def test_the_servers_own_time_to_first_token_is_read() -> None:
-    """Would catch buckets that are taken for sums, one engine of two, and a server without metrics that ends the bench."""
+    """Would catch buckets taken for sums, one engine of two, and a server without metrics that ends the bench."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
