@@ -89,7 +89,12 @@ class Wish:
     "--waivers", type=click.Path(path_type=Path), metavar="FILE", help="[default: waivers.toml if it is there]"
 )
 @click.option("--budget", type=Duration(), metavar="TIME", help="Leave out, and name, what does not fit (10m, 90s).")
-@click.option("--time-limit", type=Duration(), metavar="TIME", help="Of every case, instead of its own.")
+@click.option(
+    "--time-limit",
+    type=Duration(),
+    metavar="TIME",
+    help="Of every case, instead of its own; watching it does not count.",
+)
 @click.option("--compile", "compiled", is_flag=True, help="The embedded engine, its operators by torch.compile.")
 @click.option("--dry-run", is_flag=True, help="Print the plan: runs, bytes, memory, minutes. Run nothing.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="[default: reports/TIME]")
