@@ -33,13 +33,13 @@ def services(verdict: Verdict) -> tuple[Service, ...]:
 
 
 def _service(name: str, figures: Mapping[str, Any]) -> Service:
-    phases = {k: p for k, p in (figures.get("load") or {}).items() if isinstance(p, Mapping) and k != WARMUP}
+    load = dict(sorted((figures.get("load") or {}).items(), key=lambda named: _place(named[0])))
+    phases = {k: p for k, p in load.items() if isinstance(p, Mapping) and k != WARMUP}
     charts = (
         ("Latency distributions", service_charts.latency_chart(name, phases)),
         ("Throughput against latency", service_charts.throughput_chart(name, phases)),
         ("Timeline", service_charts.timeline_chart(name, phases)),
     )
-    load = figures.get("load") or {}
     tables = (_start(figures), _phases(load), _client(load), _exercised(figures), _interference(figures))
     tables += (_counters(figures),)
     return Service(
@@ -49,6 +49,12 @@ def _service(name: str, figures: Mapping[str, Any]) -> Service:
         tuple((title, svg) for title, svg in charts if svg),
         tuple(t for t in tables if t.rows),
     )
+
+
+def _place(phase: str) -> tuple[bool, str, int]:
+    """Where a phase of a load stands among the others: a verdict that was read from its file has lost their order."""
+    kind, _, more = phase.partition("/")
+    return phase != WARMUP, kind, int(more) if more.isdecimal() else 0
 
 
 def _start(figures: Mapping[str, Any]) -> Table:
@@ -150,7 +156,8 @@ def _exercised(figures: Mapping[str, Any]) -> Table:
 
 
 def _counters(figures: Mapping[str, Any]) -> Table:
-    counters = {k: v for k, v in (figures.get("counters") or {}).items() if v}
-    names = sorted({name for values in counters.values() for name in values})
-    lines = tuple(Line((moment, *(_count(values.get(name)) for name in names))) for moment, values in counters.items())
+    counted = figures.get("counters")
+    rows = [row for row in counted if row.get("values")] if isinstance(counted, (list, tuple)) else []
+    names = sorted({name for row in rows for name in row["values"]})
+    lines = tuple(Line((row["moment"], *(_count(row["values"].get(name)) for name in names))) for row in rows)
     return Table(("moment", *(n.replace("_", " ") for n in names)), lines, "Its own counters", state_at=-1)

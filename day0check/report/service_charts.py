@@ -38,7 +38,7 @@ def latency_chart(name: str, phases: Phases) -> str:
             _dress(axes)
             if place == 1:
                 axes.set_ylabel("% of requests", color=INK)
-                axes.legend(fontsize=7, frameon=False)
+                axes.legend(fontsize=7, frameon=False, loc="lower right")  # where a distribution has no points
 
     return _svg(f"Latency distributions of {name}", draw, height=2.8)
 
@@ -98,6 +98,7 @@ def timeline_chart(name: str, phases: Phases) -> str:
                 axes.stairs(line[key], times, color=CANDIDATE, fill=True, alpha=0.35)
                 axes.axvline(start, color=LIGHT, linewidth=0.7)
             upper.text(start, 1.02, phase, transform=upper.get_xaxis_transform(), fontsize=7, color=INK)
+        upper.yaxis.get_major_locator().set_params(integer=True)
         upper.set_ylabel("in flight", color=INK)
         lower.set_ylabel("tokens per s", color=INK)
         lower.set_xlabel("seconds of load", color=INK)

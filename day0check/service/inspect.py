@@ -105,7 +105,7 @@ def figures(observed: Observed) -> dict[str, Any]:
         "requests": len(observed.exchanges),
         "most_in_flight": most_at_once(together),
         "exercised": exercised.figures(observed) if INTERFERENCE in observed.done else [],
-        "counters": {c.label: c.values for c in observed.counters},
+        "counters": [{"moment": c.label, "values": c.values} for c in observed.counters],
         "interference": [_row(r) for r in _table(observed)[:MOST_ROWS]],
         "soak": dict(observed.soak),
         "matched": None if observed.matched is None else to_json(observed.matched),

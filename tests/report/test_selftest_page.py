@@ -68,15 +68,15 @@ def test_nothing_reaches_the_page_unescaped_or_from_outside():
 
 
 def test_the_map_shows_each_entry_under_its_model_and_case():
-    """Catches an entry in the column of another model, and a page of an older file that falls."""
+    """Catches an entry in the row of another model or case, and a page of an older file that falls."""
     text = page(
         entry("S-01", model="tiny", case="short"),
         entry("S-02", model="tiny-glm-5", case="pages", placed=False),
         entry("B-01", model="tiny", case="pages"),
     )
     places = text[text.index('id="places"') : text.index('id="entries"')]
-    assert re.findall(r'scope="col">([^<]+)<', places) == ["Case", "tiny", "tiny-glm-5"]
-    rows = re.findall(r'<tr><th scope="row">([^<]+)</th>(.*)</tr>', places)
-    cells = {case: [re.findall(r">([SB]-\d\d)<", cell) for cell in text.split("</td>")[:-1]] for case, text in rows}
-    assert cells == {"pages": [["B-01"], ["S-02"]], "short": [["S-01"], []]}
+    assert re.findall(r'scope="col">([^<]+)<', places) == ["Model", "Case", "Entries"]
+    rows = re.findall(r'<tr><th scope="row">([^<]+)</th><td>([^<]+)</td>(.*)</tr>', places)
+    found = {(model, case): re.findall(r">([SB]-\d\d)<", cells) for model, case, cells in rows}
+    assert found == {("tiny", "short"): ["S-01"], ("tiny", "pages"): ["B-01"], ("tiny-glm-5", "pages"): ["S-02"]}
     assert 'id="places"' not in page(entry("S-01"))

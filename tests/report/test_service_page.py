@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
-from day0check.gate import render
+from day0check.gate import read_verdict, render, write_verdict
 from day0check.load.metrics import Timing, summary
 from day0check.load.records import Reply
 from day0check.load.traffic import Load, OwnCost
 from day0check.report.html import page
 from day0check.report.rows import measured_pairs
 from day0check.report.service import services
-from day0check.types import Verdict
+from day0check.types import CheckOutcome, Verdict
 
 SECOND = 1_000_000_000
 
@@ -43,7 +45,11 @@ def verdict(**changed) -> Verdict:
         },
         "requests": 97,
         "most_in_flight": 8,
-        "counters": {"after_<cancel>": {"running": 0.0}},
+        "counters": [
+            {"moment": "before_cancel", "values": {"running": 0.0}},
+            {"moment": "after_<cancel>", "values": {"running": 0.0}},
+            {"moment": "unknown", "values": {}},
+        ],
         "interference": [row],
         "exercised": paths,
     } | changed
@@ -67,6 +73,30 @@ def test_the_page_draws_and_tabulates_a_load() -> None:
     assert len({len(line.cells) for line in load.rows} | {len(load.head)}) == 1
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
+
+
+def test_a_page_that_is_made_again_has_the_order_in_which_it_was_asked(tmp_path: Path) -> None:
+    """Would catch a page made from verdict.json, whose keys are sorted, with phases and moments in another order."""
+    phases = ("warmup", "closed/1", "closed/2", "closed/16", "open/poisson")
+    made = verdict(load={name: figures(4, ttft=20) for name in phases})
+    write_verdict(made, tmp_path / "verdict.json")
+    (service,) = services(read_verdict(tmp_path / "verdict.json"))
+    for title in ("Latency distributions", "Timeline"):
+        assert re.findall(r">\s*((?:closed|open)/\w+)\s*<", dict(service.charts)[title]) == list(phases[1:])
+    rows = {t.title: [line.cells[0] for line in t.rows] for t in service.tables}
+    assert rows["Load: medians where nothing else is said"] == list(phases)
+    assert rows["Its own counters"] == ["before_cancel", "after_<cancel>"]
+
+
+def test_the_checks_of_one_case_are_not_cut_off() -> None:
+    """Would catch a table of a single row that is wider than the page."""
+    answers = tuple(CheckOutcome(f"endpoint.<{i}>", "passed", "endpoint", f"summary {i}") for i in range(12))
+    alone = replace(verdict(), checks=answers)
+    text = page(alone, raw="").split('id="checks"')[1].split('id="not-run"')[0]
+    assert 'class="matrix"' not in text
+    assert [f"endpoint.&lt;{i}&gt;" in text and f'title="summary {i}"' in text for i in range(12)] == [True] * 12
+    other = replace(answers[0], case="other")
+    assert 'class="matrix"' in page(replace(alone, checks=(*answers, other)), raw="")
 
 
 def test_a_service_without_a_load_has_its_start() -> None:
@@ -109,6 +139,6 @@ def test_what_was_exercised_and_what_the_client_cost_are_shown() -> None:
         "saturated",
         "client too slow",
     ]
-    counters = verdict(counters={"before": {"prefix_hits": 10500.0, "kv_usage": 0.125}})
+    counters = verdict(counters=[{"moment": "before", "values": {"prefix_hits": 10500.0, "kv_usage": 0.125}}])
     (table,) = [t for t in services(counters)[0].tables if t.title == "Its own counters"]
     assert table.rows[0].cells == ("before", "0.125", "10,500")
