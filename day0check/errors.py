@@ -42,13 +42,13 @@ def strongest(*codes: ExitCode) -> ExitCode:
 
 
 class Day0Error(Exception):
-    """Base of all our errors: `what` happened, `where`, and what `todo`."""
+    """Base of all our errors: `what` happened, `where`, and what `todo`; `operator`: the one that raised it, if any."""
 
     exit_code = ExitCode.HARNESS
 
-    def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", todo: str = "", operator: str | None = None) -> None:
         super().__init__(what)
-        self.what, self.where, self.todo = what, where, todo
+        self.what, self.where, self.todo, self.operator = what, where, todo, operator
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what

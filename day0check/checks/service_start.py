@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
-
 from day0check.checks.endpoint.answer import answered, found
 from day0check.checks.evidence import Answer
 
 QUESTION = "Does the server start, answer as soon as it calls itself ready, and end when it is told to?"
 NAME = "service.start"
-_OPERATOR = re.compile(r"operator (\S+) at \S+ in the warm-up")
 STEPS = ("read headers", "load weights", "verify weights", "partition pools", "warm up operators")
 
 
-def judge(*, why: str, early: str, steps: dict[str, float], code: int | None, forced: bool) -> Answer:
-    """`why`: why it never became ready; `code`: its exit code after SIGTERM; `forced`: it had to be killed."""
+def judge(
+    *, why: str, early: str, steps: dict[str, float], code: int | None, forced: bool, operator: str | None = None
+) -> Answer:
+    """`why`: why it never became ready, and the `operator` that ended its start, if one did; `code`: its exit code
+    after SIGTERM; `forced`: it had to be killed."""
     if why:
-        named = _OPERATOR.search(why)
         text = f"the server did not start: {why}"
-        return answered(NAME, [found(NAME, "did not start", text, operator=named[1] if named else None)], "")
+        return answered(NAME, [found(NAME, "did not start", text, operator=operator)], "")
     findings = []
     if early:
         findings.append(found(NAME, "ready too early", f"/health was green before the server answered: {early}"))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from day0check.cli.options import Bytes, Duration
-from day0check.errors import UsageError
+from day0check.errors import Day0Error, UsageError
 
 if TYPE_CHECKING:
     from day0check.compare.serving import ServingJudge
@@ -29,6 +31,7 @@ MIB = 1 << 20
 @click.option("--ops", metavar="FILE.py", help="Operators that replace those of the engine.")
 @click.option("--scheduler", metavar="FILE.py:NAME", help="A subclass of the server's scheduler, in its place.")
 @click.option("--judge", type=click.Path(path_type=Path), metavar="FILE", help="Replay the serve operators; kept here.")
+@click.option("--failure", type=click.Path(path_type=Path), metavar="FILE", help="What ended it is kept here, as JSON.")
 @click.option("--max-batch", type=click.IntRange(1), default=8, show_default=True, help="Requests in a step.")
 @click.option("--max-waiting", type=click.IntRange(0), default=64, show_default=True, help="Beyond: 429.")
 @click.option("--chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt rows in a step.")
@@ -66,6 +69,12 @@ def serve(**given: Any) -> None:
     judge = _judge(service) if given["judge"] is not None else None
     try:
         asyncio.run(serve_until_told(service, listen, tell=_Tell()))
+    except Day0Error as error:
+        if given["failure"] is not None:
+            told = json.dumps({"error": str(error), "operator": error.operator})
+            with contextlib.suppress(OSError):  # a full disk is no reason to hide the error
+                given["failure"].write_text(told, encoding="utf-8")
+        raise
     finally:
         if judge is not None:
             judge.write(given["judge"])

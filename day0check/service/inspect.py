@@ -179,7 +179,12 @@ def _joined(server: Server, asked: Asked | None, judged: Path, case: str, plan: 
     notes: list[str] = []
     measures = read_measures(judged, notes)
     first = service_start.judge(
-        why=server.why, early=server.early, steps=server.steps, code=server.code, forced=server.forced
+        why=server.why,
+        operator=server.operator,
+        early=server.early,
+        steps=server.steps,
+        code=server.code,
+        forced=server.forced,
     )
     reason = "; ".join(notes) or ("the server did not start" if server.why else "")
     chat = asked is None or asked.observed.api != "completions"

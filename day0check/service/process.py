@@ -39,6 +39,11 @@ class ServerPlan:
     judged: Path | None = None
     more: tuple[str, ...] = ()
 
+    @property
+    def failure(self) -> Path:
+        """The file in which it keeps what ended it."""
+        return self.log.with_name(f"{self.log.name}.failure.json")
+
     def command(self) -> list[str]:
         given = {
             "--model": self.model_dir,
@@ -48,6 +53,7 @@ class ServerPlan:
             "--ops": self.ops,
             "--scheduler": self.scheduler,
             "--judge": self.judged,
+            "--failure": self.failure,
         }
         options = [text for key, value in given.items() if value is not None for text in (key, str(value))]
         return [sys.executable, "-m", "day0check.cli", "serve", "--port", "0", *options, *self.more]
@@ -55,7 +61,8 @@ class ServerPlan:
 
 @dataclass
 class Server:
-    """A server from its start to its end. `why`: why it never became ready, "" when it did.
+    """A server from its start to its end. `why`: why it never became ready, "" when it did; `operator`: the one that
+    ended its start, where it names one.
 
     `early`: it called itself ready and did not answer the first request. `steps`: seconds of each step of its start.
     `code`: its exit code after it was told to stop, None while it runs; `forced`: it had to be killed.
@@ -63,6 +70,7 @@ class Server:
 
     url: str = ""
     why: str = ""
+    operator: str | None = None
     early: str = ""
     steps: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # "listening", "ready", "stopping"
@@ -76,6 +84,7 @@ def served(plan: ServerPlan) -> Iterator[Server]:
     server, begin = Server(), time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     plan.log.parent.mkdir(parents=True, exist_ok=True)
+    plan.failure.unlink(missing_ok=True)
     with plan.log.open("wb") as log:
         process = subprocess.Popen(
             plan.command(),
@@ -92,6 +101,7 @@ def served(plan: ServerPlan) -> Iterator[Server]:
             _wait_until_ready(process, server, plan.name, begin)
         if "ready" not in server.seconds:
             server.why = server.why or _why(process, plan.log)
+            server.operator = _operator(plan.failure)
         yield server
     finally:
         _stop(process, server)
@@ -158,6 +168,16 @@ def _why(process: subprocess.Popen, log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-SHOWN_LINES:]
     ended = "it says nothing" if process.poll() is None else f"it ended with code {process.returncode}"
     return f"{ended}: {' | '.join(line.strip() for line in lines)}" if lines else ended
+
+
+def _operator(failure: Path) -> str | None:
+    """The operator that a record of `serve --failure` names; None without a record, or where it names none."""
+    try:
+        told = json.loads(failure.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    named = told.get("operator") if isinstance(told, dict) else None
+    return named if isinstance(named, str) else None
 
 
 def _stop(process: subprocess.Popen, server: Server) -> None:

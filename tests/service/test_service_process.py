@@ -111,6 +111,18 @@ def select(inner, *arguments, **keywords):
 """
 
 
+def test_no_operator_is_read_out_of_words(tmp_path: Path) -> None:
+    """Would catch an operator that is accused because a message, or the record of an earlier start, names it."""
+    plan = Scripted("tiny", "tiny", tmp_path / "log", how="dies")
+    plan.failure.write_text('{"error": "", "operator": "dsa.select"}', encoding="utf-8")
+    with served(plan) as server:
+        pass
+    assert (bool(server.why), server.operator) == (True, None)
+    why = "operator dsa.select at layers.0, in the warm-up"
+    answer = service_start.judge(why=why, early="", steps={}, code=2, forced=False)
+    assert [f.operator for f in answer.findings] == [None]
+
+
 def test_an_operator_that_ends_the_start_is_named(tmp_path: Path) -> None:
     """Would catch a server that dies in its warm-up and blames nobody, or us for an operator of the user's file."""
     ops = tmp_path / "ops.py"
@@ -118,7 +130,9 @@ def test_an_operator_that_ends_the_start_is_named(tmp_path: Path) -> None:
     plan = ServerPlan(str(preset_dir("tiny")), "tiny", tmp_path / "log", profile="fp32", ops=str(ops))
     with served(plan) as server:
         pass
-    answer = service_start.judge(why=server.why, early="", steps={}, code=server.code, forced=server.forced)
+    answer = service_start.judge(
+        why=server.why, operator=server.operator, early="", steps={}, code=server.code, forced=server.forced
+    )
     (finding,) = answer.findings
     assert (finding.operator, finding.evidence["pattern"]) == ("dsa.select", "did not start")
     assert "IndexError: out of pages" in finding.message

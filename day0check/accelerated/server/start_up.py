@@ -121,7 +121,8 @@ def _failed(call: Call, error: Exception, replaced: tuple[str, ...]) -> Day0Erro
     yours = call.operator in replaced
     where = f"operator {call.operator} at {call.tap}, in the warm-up"
     todo = "`day0check run operators` gives it its hard inputs" + ("" if yours else "; no file of yours replaced it")
-    return (InputError if yours else Day0Error)(f"{type(error).__name__}: {error}", where=where, todo=todo)
+    kind, what = InputError if yours else Day0Error, f"{type(error).__name__}: {error}"
+    return kind(what, where=where, todo=todo, operator=call.operator)
 
 
 def _answer(live: Live, orders: list[Order], seen: _Seen | None = None) -> int:
