@@ -161,9 +161,7 @@ def _judge_block(
                 Parameter(d.argument, d.words, d.per_head, partial(_of_result, changes[d.argument], i))
                 for d in contract.directions
             ),
-            unclaimed=tuple(
-                Unclaimed(p, f"rounded at '{p}'", lambda p=p, i=i: further[p]()[i] - exact()[i]) for p in further
-            ),
+            unclaimed=tuple(Unclaimed(p, lambda p=p, i=i: further[p]()[i] - exact()[i]) for p in further),
             groups=groups,
             coupled=bool(FEEDS_BACK & set(inner)),
             alike=_rows_as_one(replay, mask) if "p" in inner else 1.0,
@@ -176,12 +174,13 @@ def _judge_block(
 
 
 def unclaimed_points(contract: Contract, profile: Profile) -> tuple[str, ...]:
-    """The inner points of a contract that the profile does not round, but another form of it does. Rounding there
-    may make less error than what is claimed, and still it is another precision than the one that was claimed."""
+    """The inner points of a contract that the profile does not round, but another form of it does; not those whose
+    rounding later rows meet again. Rounding there may make less error than what is claimed, and still it is another
+    precision than the one that was claimed."""
     if profile.act_dtype == "float32":
         return ()
-    claimed = (*profile.points_of(contract.name), *contract.result_points(), *FEEDS_BACK)
-    return tuple(p for p in contract.points if p not in claimed)
+    left_out = (*profile.points_of(contract.name), *contract.result_points(), *FEEDS_BACK)
+    return tuple(p for p in contract.points if p not in left_out)
 
 
 def _rows_as_one(replay: Replay, keep: torch.Tensor | None) -> float:

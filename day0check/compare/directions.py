@@ -30,11 +30,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Unclaimed:
-    """A rounding point that the contract names and the claimed precision leaves out: its words, and the change of the
-    result [rows, ...] float64 by rounding to nearest there. An error that holds this change once was rounded there."""
+    """A rounding point that the contract names and the claimed precision leaves out, and the change of the result
+    [rows, ...] float64 by rounding to nearest there. An error that holds this change once was rounded there."""
 
     point: str
-    words: str
     change: Callable[[], torch.Tensor]
 
 
@@ -98,10 +97,8 @@ def parameter_statements(known: Known, parameters: Iterable[Parameter]) -> list[
     found: list[Statement] = []
     for parameter in parameters:
         change = parameter.derivative()
-        if change is None:
-            continue
-        change = torch.where(known.counted, torch.nan_to_num(change.reshape(known.oracle.shape)), 0.0)
-        found += _decided(known, change, lambda own, p=parameter: _directions(known, own, p))
+        if change is not None:
+            found += _along(known, change, lambda own, p=parameter: _directions(known, own, p))
     return found
 
 
@@ -110,10 +107,13 @@ def rounding_statements(known: Known, unclaimed: Iterable[Unclaimed]) -> list[St
     holds none of it, however much larger than that change it is."""
     found: list[Statement] = []
     for rounding in unclaimed:
-        change = rounding.change().reshape(known.oracle.shape)
-        change = torch.where(known.counted, torch.nan_to_num(change), 0.0)
-        found += _decided(known, change, lambda own, r=rounding: _rounded(known, own, r))
+        found += _along(known, rounding.change(), lambda own, r=rounding: _rounded(known, own, r))
     return found
+
+
+def _along(known: Known, change: torch.Tensor, describe: Callable[[Lanes], list[Statement]]) -> list[Statement]:
+    direction = torch.where(known.counted, torch.nan_to_num(change.reshape(known.oracle.shape)), 0.0)
+    return _decided(known, direction, describe)
 
 
 def _decided(
@@ -164,7 +164,7 @@ def _directions(known: Known, own: Lanes, parameter: Parameter) -> list[Statemen
 
 
 def _rounded(known: Known, own: Lanes, rounding: Unclaimed) -> list[Statement]:
-    words = f"{rounding.words}, unclaimed"
+    words = f"rounded at '{rounding.point}', unclaimed"
     found = _whole(known, own, f"rounding_{rounding.point}", words, words)
     return [] if found is None else [_at_least(found, LEAST_ROUNDING)]
 

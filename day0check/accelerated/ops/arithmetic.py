@@ -27,8 +27,6 @@ def wide(x: Tensor) -> Tensor:
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T unrounded: `x` [..., in], `weight` [out, in], result in the wide type of `x`."""
     a = wide(x)
-    if weight.dtype == a.dtype:
-        return a @ weight.T
     parts = [a @ part.T for part in wide_parts(weight, a.dtype)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -76,7 +74,7 @@ def linear(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, x_scale: Te
     holds E4M3 codes with a scale per 128 columns and the result has the type of `weight`."""
     if x_scale is not None:
         return linear(dequantised(x, x_scale), weight=weight, bias=bias).to(weight.dtype)
-    if x.device.type != "cpu" or x.dtype == weight.dtype in (torch.float32, torch.float64):
+    if x.device.type != "cpu" or (x.dtype == weight.dtype and x.dtype in (torch.float32, torch.float64)):
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     y = product(x, weight)
     return (y if bias is None else y + wide(bias)).to(x.dtype)
