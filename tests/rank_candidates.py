@@ -30,6 +30,9 @@ class Moody:
 
     def run(self, requests, schedule, recorder):
         what, _, rank = requests[0].id.removeprefix("fake/").partition("#")[0].partition("-")
+        if what == "later":  # it is well, and watched for long, and hangs when nobody watches
+            what = "nothing" if recorder.heartbeat is not None else "hang"
+            recorder.watched_s += 60.0
         rows = RowMap((requests[0].id,), (0,), (0,))
         for step in range(3):
             with recorder.step("prefill", rows, step):

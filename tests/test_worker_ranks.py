@@ -61,6 +61,15 @@ def test_ranks_that_fail_or_hang_are_named(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_hang_that_nobody_watches_ends_in_time_though_its_run_was_watched_for_long(tmp_path):
+    """Catches a limit of the repeat that is longer by what watching the run before it took: the runner would end the
+    launcher, with no word of its ranks."""
+    found = results(tmp_path, case("later-1", time_limit_s=8), repeats=1)["later-1"]
+    assert found.status == "timeout"
+    assert found.rank is not None
+
+
+@pytest.mark.slow
 def test_a_backend_that_knows_no_ranks_is_not_run(tmp_path):
     """Catches a whole model on every rank that passes for a sharded one."""
     found = results(tmp_path, case("nothing"), backend="Unaware")

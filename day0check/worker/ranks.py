@@ -127,9 +127,11 @@ class _Crew:
                     return _Stop(rank, "aborted", ended_by(code))
             if grace_until is not None and time.monotonic() > grace_until:
                 return self._failed(case, ended)
-            loading = {"start", "load"} & set(stages.values())
+            now = set(stages.values())
             late = time.monotonic() - since - limit_s + min(2.0, 0.2 * limit_s)
-            if not loading and late > 0 and late > watched_s(self.out, case.id):
+            # the beats of the run stay there while nobody watches; the runner leaves them out, too
+            watched = 0.0 if late <= 0 or {"repeat", "extra"} & now else watched_s(self.out, case.id)
+            if late > watched and not {"start", "load"} & now:
                 return self._late(case, ended, limit_s)
             time.sleep(_TICK_S)
         return None
